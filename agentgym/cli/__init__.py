@@ -1,0 +1,46 @@
+"""The command line: one module a command, all registered here by their function names."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from agentgym.cli import check, data, evaluate, listing, play, replay, show
+from agentgym.errors import AgentGymError
+
+app = typer.Typer(
+    name="agentgym",
+    help="Environments and benchmarks for multi-turn LLM agents.",
+    epilog="Start with: agentgym list, then agentgym eval --env alfworld --policy expert --episodes 20",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("list")(listing.list_everything)
+app.command("check")(check.check)
+app.command("play")(play.play)
+app.command("eval")(evaluate.evaluate)
+app.command("replay")(replay.replay)
+app.command("show")(show.show)
+app.add_typer(data.app, name="data")
+
+
+def main() -> None:
+    """Runs a command; a bad call or bad data is one message and exit code 2."""
+    try:
+        app()
+    except AgentGymError as error:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {_escape(str(error))}")
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.exit(141)
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

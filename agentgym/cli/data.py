@@ -1,0 +1,76 @@
+"""`agentgym data`: official data, fetched by whoever has a network or a copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+
+from agentgym.errors import choices
+from agentgym.paths import data_dir
+from agentgym.registry import DataCard, data_cards, load_entry_point
+
+app = typer.Typer(help="Official data of the benchmarks.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_data() -> None:
+    """Lists the official data sets and where they would be kept."""
+    table = Table(title=f"Official data, kept in {data_dir()}", title_justify="left")
+    for column in ("name", "what", "licence", "size", "here"):
+        table.add_column(column, overflow="fold")
+    for card in data_cards():
+        table.add_row(
+            card.name, card.title, card.licence, card.size, "yes" if (data_dir() / card.name).exists() else "no"
+        )
+    Console().print(table)
+
+
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="Name of the data set, see agentgym data list.")],
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Take an existing folder instead of downloading.", metavar="DIR")
+    ] = None,
+    target: Annotated[
+        Path | None, typer.Option("--to", help="Folder to keep it in. [default: see agentgym data list]")
+    ] = None,
+) -> None:
+    """Downloads official data, continuing where an earlier try stopped, and checks it; or takes --from DIR."""
+    card = find_data(name)
+    console = Console(highlight=False)
+    console.print(f"{escape(card.title)}: licence {escape(card.licence)}", soft_wrap=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        rows: dict[str, int] = {}
+
+        def report(label: str, done: int, total: int | None) -> None:
+            if label not in rows:
+                rows[label] = progress.add_task(label, total=total)
+            progress.update(rows[label], completed=done, total=total)
+
+        message = load_entry_point(card.entry_point)(target or data_dir() / name, source_dir=source, progress=report)
+    console.print(escape(str(message)), soft_wrap=True)
+
+
+def find_data(name: str) -> DataCard:
+    """The card of a data set.
+
+    Raises:
+        UsageError: if there is none of that name.
+    """
+    for card in data_cards():
+        if card.name == name:
+            return card
+    raise choices("data set", name, [card.name for card in data_cards()])

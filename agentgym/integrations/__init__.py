@@ -1,0 +1,1 @@
+"""Bridges to other frameworks, each imported only when it is asked for."""

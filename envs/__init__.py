@@ -1,0 +1,1 @@
+"""Environment families, one folder each: engine, environment class and card."""
