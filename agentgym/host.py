@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from agentgym.actions import ActionFormat
 from agentgym.env import INFO_KEYS, AgentEnv, Info
 from agentgym.errors import DataError, InfrastructureError, UsageError
 from agentgym.registry import load_entry_point
@@ -66,7 +67,7 @@ class Started(NamedTuple):
     system_prompt: str
     instruction: str
     tools: tuple[Any, ...]
-    action_format: str
+    action_format: ActionFormat
     prompt_templates: dict[str, str]
     replay: str
 
@@ -134,7 +135,7 @@ class EnvHost:
             env.system_prompt,
             env.instruction,
             env.tools,
-            env.action_format.name,
+            env.action_format,
             dict(env.prompt_templates),
             env.replay,
         )

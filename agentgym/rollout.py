@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from agentgym.actions import get_format
 from agentgym.env import Info
 from agentgym.episode import Episode, Turn, make_episode_id
 from agentgym.errors import DataError, InfrastructureError, UsageError
@@ -208,7 +207,7 @@ class Runner:
                 answer.system_prompt,
                 answer.instruction,
                 answer.tools,
-                get_format(answer.action_format),
+                answer.action_format,
                 answer.prompt_templates,
                 seed,
             )

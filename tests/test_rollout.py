@@ -97,7 +97,14 @@ def test_every_fault_stays_with_its_episode_and_carries_no_reward(backend: Backe
 
 
 def test_faults_of_one_thread_are_typed_too() -> None:
-    kinds = {"raise in reset", "raise in step", "garbage observation", "garbage reward", "infrastructure", "broken data"}
+    kinds = {
+        "raise in reset",
+        "raise in step",
+        "garbage observation",
+        "garbage reward",
+        "infrastructure",
+        "broken data",
+    }
     for episode in rollout(faulty_specs(kinds), "faulty", worlds.UpPolicy()):
         kind = worlds.faulty_tasks("").get(episode.task_id).kind
         assert episode.cause == EXPECTED.get(kind, "goal")
@@ -168,7 +175,9 @@ def test_neighbours_of_a_crash_are_brought_back_without_a_trace() -> None:
 def test_retries_are_recorded_and_end(tmp_path: Any) -> None:
     marker = str(tmp_path / "healed")
     plan = specs(1)
-    episodes = list(rollout(plan, "flaky", worlds.UpPolicy(), env_kwargs={"marker": marker, "tasks": "count/tasks"}, retries=3))
+    episodes = list(
+        rollout(plan, "flaky", worlds.UpPolicy(), env_kwargs={"marker": marker, "tasks": "count/tasks"}, retries=3)
+    )
     assert [(e.attempt, e.outcome) for e in episodes] == [(0, "fault"), (1, "success")]
     episodes = list(rollout(faulty_specs({"raise in step"})[2:4], "faulty", worlds.UpPolicy(), retries=2))
     assert [e.outcome for e in episodes].count("fault") in (0, 3)

@@ -8,7 +8,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from agentgym.checker import check_env_id
 from agentgym.cli.options import EnvOptions, Tasks, env_kwargs
 
 
@@ -18,6 +17,8 @@ def check(
     env_option: EnvOptions = None,
 ) -> None:
     """Checks an environment against the contract, Gymnasium's and ours; exit code 1 if it is broken."""
+    from agentgym.checker import check_env_id
+
     report = check_env_id(env, **env_kwargs(env_option, tasks))
     console = Console(highlight=False, soft_wrap=True)
     failed = {finding.check for finding in report.findings}

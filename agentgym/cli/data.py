@@ -11,9 +11,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from agentgym.errors import choices
+from agentgym.errors import UsageError, choices
 from agentgym.paths import data_dir
-from agentgym.registry import DataCard, data_cards, load_entry_point
+from agentgym.registry import DataCard, data_cards, load_entry_point, make_task_set
+from agentgym.task import TaskSet, resolve_split
 
 app = typer.Typer(help="Official data of the benchmarks.", no_args_is_help=True)
 
@@ -62,6 +63,42 @@ def fetch(
 
         message = load_entry_point(card.entry_point)(target or data_dir() / name, source_dir=source, progress=report)
     console.print(escape(str(message)), soft_wrap=True)
+
+
+@app.command()
+def export(
+    tasks: Annotated[str, typer.Argument(help="Task set, such as alfworld/generated:s.")],
+    to: Annotated[Path, typer.Option("--to", help="Folder to write into; must not hold anything yet.")],
+    split: Annotated[str, typer.Option(help="Split of the task set.")] = "test",
+    count: Annotated[int, typer.Option(min=1, help="Number of tasks, from the first on.")] = 100,
+) -> None:
+    """Writes the files of tasks in the benchmark's own format, for other software or for --tasks DIR."""
+    task_set = make_task_set(tasks)
+    split = resolve_split(task_set, split)
+    export_tasks(task_set, split, count, to)
+    Console(highlight=False).print(
+        f"{count} tasks of {escape(task_set.name)} ({split}) written to {to}", soft_wrap=True
+    )
+
+
+def export_tasks(tasks: TaskSet, split: str, count: int, to: Path) -> None:
+    """Writes the first `count` tasks of a split: to/SPLIT/PATH/FILE, PATH being the task's `data["path"]` or its id.
+
+    Raises:
+        UsageError: if the split is too small, its tasks have no files, or the folder is not empty.
+    """
+    if not 0 < count <= tasks.splits[split]:
+        raise UsageError(f"split {split!r} of {tasks.name} has {tasks.splits[split]} tasks, not {count}; lower --count")
+    if to.exists() and any(to.iterdir()):
+        raise UsageError(f"{to} is not empty; choose another folder")
+    for index in range(count):
+        task = tasks.at(split, index)
+        if not task.files:
+            raise UsageError(f"tasks of {tasks.name} have no files to export")
+        folder = to / split / str(task.data.get("path", task.id))
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in task.files:
+            (folder / name).write_bytes(tasks.open(task, name))
 
 
 def find_data(name: str) -> DataCard:

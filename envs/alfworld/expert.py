@@ -195,7 +195,9 @@ class Expert:
         try:
             belief = msgspec.convert(state, _Belief)
         except msgspec.ValidationError as error:
-            raise UsageError(f"this is no state of the ALFWorld expert ({error}); take it from Expert.to_state") from error
+            raise UsageError(
+                f"this is no state of the ALFWorld expert ({error}); take it from Expert.to_state"
+            ) from error
         expert = cls(order="likely" if belief.by_prior else "random")
         expert._belief = belief
         return expert
@@ -346,7 +348,9 @@ def _half_done(belief: _Belief) -> str:
 def _next_target(belief: _Belief) -> tuple[str, str] | None:
     """The object to take next and where it is, among those seen; None if one has to be found first."""
     task = belief.task
-    done = {_half_done(belief)} if task.kind == "two" else set(_destinations(belief)) if task.kind == "simple" else set()
+    done = (
+        {_half_done(belief)} if task.kind == "two" else set(_destinations(belief)) if task.kind == "simple" else set()
+    )
     seen = [
         (name, place)
         for place, names in belief.contents.items()

@@ -151,7 +151,11 @@ def _shared_rules(task: str) -> Rules:
     contents = _listing("inreceptacle(o:object, r:receptacle)")
     here = "atlocation(a:agent, l:location) & receptacleatlocation(r:receptacle, l:location)"
     # Only facts that were deleted during play have an explicit negation, so this lists what was once taken from r.
-    left_over = f"{here} & objectatlocation(o:object, l:location) & not_inreceptacle(o:object, r:receptacle)"
+    # The order of the conditions is the order of the listing: by object first.
+    left_over = (
+        "atlocation(a:agent, l:location) & objectatlocation(o:object, l:location) & "
+        "receptacleatlocation(r:receptacle, l:location) & not_inreceptacle(o:object, r:receptacle)"
+    )
     receptacles = "receptacleatlocation(r:receptacle, l:location)"
     return {
         **_rule("intro", f"{WELCOME}\n\n#look.feedback#\n\n#task#"),

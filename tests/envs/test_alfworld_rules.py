@@ -118,3 +118,9 @@ def test_the_task_type_follows_from_the_goal_without_a_trajectory_file():
     game = edited(lambda text: text, traj=False)
     assert game.task_type == "pick_cool_then_place_in_recep"
     assert game.pddl_params == {"object_target": "plate", "parent_target": "sinkbasin", "toggle_target": ""}
+
+
+def test_an_old_game_in_the_new_wording_has_the_help_of_new_games():
+    engine = Engine(golden_game("alfworld_old", "dev-000"), grammar="move")
+    assert engine.step("help") == golden_game("alfworld", "dev-000").help_text
+    assert Engine(golden_game("alfworld", "dev-000"), grammar="put").step("help") == "Nothing happens."

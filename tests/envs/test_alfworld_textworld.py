@@ -34,7 +34,6 @@ def junk(rng, engine):
     return rng.choice(
         [
             command.upper(),
-            f" \t{command}\u00a0\n",
             command.replace(" ", "  "),
             f"put {anything} in/on {place}",
             f"move {anything} to {place}",
@@ -52,12 +51,12 @@ def junk(rng, engine):
 
 
 def next_command(rng, engine, plan):
-    """The walkthrough, with detours and junk; and mostly what changes the state once it is used up."""
-    draw = rng.random()
-    if draw < 0.15:
-        return junk(rng, engine)
-    if plan and draw < 0.6:
-        return plan.pop(0)
+    """The walkthrough, oddly spaced and with failures between; then mostly what changes the state."""
+    if plan and rng.random() < 0.7:
+        return f" \t{plan.pop(0)}\u00a0\n"
+    if plan or rng.random() < 0.15:
+        command = junk(rng, engine)
+        return "dance" if plan and command in engine.admissible() else command
     commands = engine.admissible()
     local = [command for command in commands if not command.startswith(("go to", "inventory", "help", "look"))]
     return rng.choice(local if local and rng.random() < 0.6 else commands)
@@ -110,7 +109,7 @@ def test_every_step_on_fresh_games_is_equal(size, grammar, length):
         if reference is not None:
             reference.close()
     assert inadmissible > 30
-    assert games_won >= 2
+    assert games_won == len(TASK_TYPES)
 
 
 def test_the_old_wording_is_equal_too():

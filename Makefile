@@ -1,0 +1,44 @@
+# make run    sets up ./.venv and evaluates three policies on ALFWorld (offline, a few minutes the first time)
+# make test   sets up ./.venv with the test tools and runs lint, types and all tests
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Extras that `make test` installs; AGENTGYM_REQUIRE turns skips for want of one into failures.
+EXTRAS ?= dev,hf
+WORKERS ?= 2
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: run test lint bench clean help
+help:
+	@sed -n '1,2s/^# //p' Makefile
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else f"agentgym needs Python 3.11 or newer, $(PYTHON) is {sys.version.split()[0]}; try: make PYTHON=python3.12 run")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.base: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+# torch first and pinned: an open range takes a build for GPUs of several GB where a CPU build would do
+$(VENV)/.test-$(EXTRAS): $(VENV)/.base
+	@case ",$(EXTRAS)," in *,hf,*|*,all,*) $(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0;; esac
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
+	@touch $@
+
+run: $(VENV)/.base
+	$(BIN)/python scripts/quickstart.py --workers $(WORKERS)
+
+lint: $(VENV)/.test-$(EXTRAS)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -q
+
+bench: $(VENV)/.test-$(EXTRAS)
+	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+clean:
+	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,86 @@
+"""Tables of runs for the terminal."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from agentgym.episode import RunConfig
+from agentgym.metrics import Comparison, Estimate, Group, Summary
+
+
+def percent(estimate: Estimate) -> str:
+    """A rate in percent with its interval."""
+    if estimate.value is None:
+        return "-"
+    text = f"{100 * estimate.value:.1f}%"
+    if estimate.low is None or estimate.high is None:
+        return text
+    return f"{text} [{100 * estimate.low:.0f}, {100 * estimate.high:.0f}]"
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """A number, or a dash."""
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def run_title(config: RunConfig) -> str:
+    """Environment, task set with the head of its digest, split and policies, as every table shows them."""
+    policies = ", ".join(str(record.get("spec", role)) for role, record in config.policies.items())
+    tasks = f"{config.task_set.name} ({config.task_set.digest[:8]})"
+    return f"{config.name or 'run'}: {config.env}, {tasks}, {config.split}, policy {policies}, seed {config.seed}"
+
+
+def run_table(summary: Summary, config: RunConfig) -> Table:
+    """One row a kind, and the total."""
+    spends = summary.overall.tokens > 0
+    table = Table(title=run_title(config), title_justify="left", title_style="bold")
+    table.add_column("kind", overflow="fold")
+    columns = ["episodes", "success [95%]", "score", "turns", "invalid", "faults"]
+    for column in columns + (["tokens", "cost $"] if spends else []):
+        table.add_column(column, justify="right", no_wrap=True)
+    for kind, group in summary.kinds.items():
+        table.add_row(kind, *_cells(group, spends))
+    table.add_section()
+    table.add_row("all", *_cells(summary.overall, spends), style="bold")
+    notes = []
+    if summary.overall.fault_causes:
+        causes = ", ".join(f"{cause} {count}" for cause, count in summary.overall.fault_causes.items())
+        notes.append(f"faults are not counted as failures: {causes}; attempts tried again: {summary.overall.retried}")
+    for name, values in (("pass@k", summary.overall.pass_at_k), ("pass^k", summary.overall.pass_hat_k)):
+        if values:
+            notes.append(f"{name}: " + ", ".join(f"k={k} {100 * value:.1f}%" for k, value in values.items()))
+    if notes:
+        table.caption = "\n".join(notes)
+        table.caption_justify = "left"
+    return table
+
+
+def _cells(group: Group, spends: bool) -> list[str]:
+    cells = [
+        str(group.finished),
+        percent(group.success),
+        number(group.score.value, 3),
+        number(group.turns),
+        "-" if group.invalid is None else f"{100 * group.invalid:.1f}%",
+        str(group.faults),
+    ]
+    return cells + ([number(group.tokens, 0), number(group.cost, 4)] if spends else [])
+
+
+def compare_table(comparison: Comparison, first: str, second: str) -> Table:
+    """Two runs, paired by episode."""
+    table = Table(title=f"{second} against {first}, paired by episode", title_justify="left", title_style="bold")
+    for column in ("pairs", first or "first", second or "second", "difference [95%]", "only first", "only second", "p"):
+        table.add_column(column, justify="right")
+    table.add_row(
+        str(comparison.pairs),
+        percent(Estimate(comparison.first)),
+        percent(Estimate(comparison.second)),
+        percent(comparison.difference),
+        str(comparison.only_first),
+        str(comparison.only_second),
+        "-" if comparison.p_value is None else f"{comparison.p_value:.3g}",
+    )
+    if comparison.left_out:
+        table.caption = f"{comparison.left_out} episodes are not in both or were lost to a fault"
+    return table
