@@ -103,8 +103,11 @@ def compare(recorded: Episode, replayed: Episode) -> Difference | None:
             replayed=f"{after!r:.300}",
         )
 
+    fields = [*_TURN_FIELDS, "extra"]
+    if replayed.outcome == "fault":  # which carries no reward
+        fields = [field for field in fields if field not in ("reward", "score")]
     for index, (before, after) in enumerate(zip(recorded.turns, replayed.turns, strict=False)):
-        for field in (*_TURN_FIELDS, "extra"):
+        for field in fields:
             old, new = _plain(getattr(before, field)), _plain(getattr(after, field))
             if old != new:
                 return difference(index, field, old, new)

@@ -26,6 +26,7 @@ _TASKS = (
     ("light", r"look at (?P<thing>\S+) under the (?P<lamp>\S+)|examine the (?P<thing2>\S+) with the (?P<lamp2>\S+)"),
     ("simple", r"put (?:a|some) (?P<thing>\S+) (?:in|on) (?P<place>\S+)"),
 )
+_UNREADABLE = "unreadable"  # its sentence stands in place of the thing
 _UNDONE_BY = {"heat": "cool", "cool": "heat"}
 
 _CONTENTS = re.compile(r"(?:On the (.+?)|The (\S+ \d+) is open\. In it), you see (.+)\.$", re.MULTILINE)
@@ -141,12 +142,17 @@ class Expert:
             admissible: the admissible commands.
 
         Raises:
-            UsageError: if the observation states no task that the expert can read.
+            UsageError: if the observation states no task at all. A task that the expert cannot read is an error only
+                when it is asked for an action.
         """
         _, found, sentence = observation.rpartition(TASK_PREFIX)
         if not found:
             raise UsageError(f"the first observation states no task (it lacks {TASK_PREFIX!r})")
-        task = read_task(sentence.strip().removesuffix("."))
+        sentence = sentence.strip().removesuffix(".")
+        try:
+            task = read_task(sentence)
+        except UsageError:
+            task = TaskWords(_UNREADABLE, sentence)
         places = [command.removeprefix("go to ") for command in admissible if command.startswith("go to ")]
         facing = _FACING.search(observation)
         places += _names(facing[1]) if facing else []
@@ -175,8 +181,14 @@ class Expert:
             belief.contents = {r: found for r, found in belief.contents.items() if r in belief.here}
 
     def next_action(self) -> str:
-        """The next command towards the goal; always an admissible one."""
+        """The next command towards the goal; always an admissible one.
+
+        Raises:
+            UsageError: if the task follows none of the templates.
+        """
         belief = self._beliefs()
+        if belief.task.kind == _UNREADABLE:
+            read_task(belief.task.thing)
         command = _decide(belief)
         return command if command in belief.admissible else "look"
 
@@ -233,18 +245,19 @@ def _note_text(belief: _Belief, observation: str) -> None:
     for match in _CONTENTS.finditer(observation):
         if (match[1] or match[2]) in belief.order:
             belief.contents[match[1] or match[2]] = _names(match[3])
-    if match := _TAKEN.match(observation):
-        found = belief.contents.get(match[2], [])
-        belief.contents[match[2]] = [name for name in found if name != match[1]]
-    elif match := _PLACED.match(observation):
-        belief.contents.setdefault(match[3], []).append(match[1] or match[2])
-    elif match := _TREATED.match(observation):
-        if match[1] == belief.task.kind and match[2] not in belief.treated:
-            belief.treated.append(match[2])
-        elif _UNDONE_BY.get(match[1]) == belief.task.kind and match[2] in belief.treated:
-            belief.treated.remove(match[2])
-    elif (match := _LIT.match(observation)) and match[1] not in belief.lit:
-        belief.lit.append(match[1])
+    if taken := _TAKEN.match(observation):
+        found = belief.contents.get(taken[2], [])
+        belief.contents[taken[2]] = [name for name in found if name != taken[1]]
+    elif placed := _PLACED.match(observation):
+        belief.contents.setdefault(placed[3], []).append(placed[1] or placed[2])
+    elif treated := _TREATED.match(observation):
+        verb, thing = treated[1], treated[2]
+        if verb == belief.task.kind and thing not in belief.treated:
+            belief.treated.append(thing)
+        elif _UNDONE_BY.get(verb) == belief.task.kind and thing in belief.treated:
+            belief.treated.remove(thing)
+    elif (lit := _LIT.match(observation)) and lit[1] not in belief.lit:
+        belief.lit.append(lit[1])
 
 
 def _note_within_reach(belief: _Belief) -> None:

@@ -63,7 +63,9 @@ MAY_HOLD: Mapping[str, tuple[str, ...]] = {
         "Book", "Kettle", "Newspaper", "Pot", "RemoteControl",
     ),
     "SideTable": _TABLE,
-    "SinkBasin": (*PRODUCE, *VESSELS, *COOKWARE, *CUTLERY, "Cloth", "DishSponge", "Glassbottle", "HandTowel", "SoapBar"),
+    "SinkBasin": (
+        *PRODUCE, *VESSELS, *COOKWARE, *CUTLERY, "Cloth", "DishSponge", "Glassbottle", "HandTowel", "SoapBar",
+    ),
     "Sofa": _LOUNGE,
     "StoveBurner": COOKWARE,
     "Toaster": (),

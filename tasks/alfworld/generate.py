@@ -248,7 +248,11 @@ def _home(draw: Draw, homes: list[Receptacle], spec: Size) -> Receptacle:
     if not spec.lifelike:
         return draw.pick(homes)
     weights = {
-        place: 0.4 if place.openable and place.type in ("Cabinet", "Drawer") else 3.0 if place.type in _BIG_SURFACES else 1.0
+        place: 0.4
+        if place.openable and place.type in ("Cabinet", "Drawer")
+        else 3.0
+        if place.type in _BIG_SURFACES
+        else 1.0
         for place in homes
     }
     return draw.weighted(weights)
@@ -339,9 +343,7 @@ def _finish(sketch: _Sketch, size: str, seed: int, split: str, index: int) -> Ge
     goal = sketch.toggle or sketch.receptacle
     name = f"{sketch.kind}-{sketch.thing}-None-{goal}-{sketch.scene.number}/{trial}"
     template = stable_hash("template", game_id) % 2
-    task = task_text(
-        sketch.kind, template, thing=sketch.thing, receptacle=sketch.receptacle, toggle=sketch.toggle
-    )
+    task = task_text(sketch.kind, template, thing=sketch.thing, receptacle=sketch.receptacle, toggle=sketch.toggle)
     problem = problem_text(
         trial,
         sketch.scene,

@@ -55,10 +55,23 @@ CONTAINERS = frozenset({*VESSELS, "Box", "Pan", "Pot"})
 TREATABLE: Mapping[str, frozenset[str]] = {CLEAN: CLEANABLE, HEAT: HEATABLE, COOL: COOLABLE}
 APPLIANCE: Mapping[str, str] = {CLEAN: "SinkBasin", HEAT: "Microwave", COOL: "Fridge"}
 
-FIXTURES = ("Chair", "LightSwitch", "Window", "Sink", "Bathtub", "StoveKnob", "Mirror", "Painting", "Curtains", "Blinds")
+FIXTURES = (
+    "Chair",
+    "LightSwitch",
+    "Window",
+    "Sink",
+    "Bathtub",
+    "StoveKnob",
+    "Mirror",
+    "Painting",
+    "Curtains",
+    "Blinds",
+)
 """Decoration that stands or hangs beside a receptacle; it is never listed and cannot be picked up."""
 
-NOT_PICKABLE = frozenset({*FIXTURES, *TOGGLEABLE, "HousePlant", "Television", "ShowerDoor", "ShowerGlass", "LaundryHamperLid"})
+NOT_PICKABLE = frozenset(
+    {*FIXTURES, *TOGGLEABLE, "HousePlant", "Television", "ShowerDoor", "ShowerGlass", "LaundryHamperLid"}
+)
 
 OTHER_TYPES = (
     "Boots", "Footstool", "PaperTowelRoll", "Poster", "ScrubBrush", "TeddyBear", "Towel", "Pillow", "Plunger",
@@ -69,7 +82,11 @@ OBJECT_TYPES = tuple(
         {thing for things in MAY_HOLD.values() for thing in things}
         | NOT_PICKABLE
         | set(OTHER_TYPES)
-        | {thing for group in (SPORTS, MEDIA, ORNAMENTS, SHAKERS, GLASS, PAPER, POCKET, TOILETRIES, WRITING) for thing in group}
+        | {
+            thing
+            for group in (SPORTS, MEDIA, ORNAMENTS, SHAKERS, GLASS, PAPER, POCKET, TOILETRIES, WRITING)
+            for thing in group
+        }
     )
 )
 RECEPTACLE_TYPES = tuple(sorted(MAY_HOLD))
@@ -112,7 +129,10 @@ ROOMS: Mapping[str, Room] = {
             "CoffeeMachine": (1, 1), "Toaster": (1, 1), "GarbageCan": (1, 1), "Shelf": (2, 3), "SideTable": (0.7, 1),
             "Cart": (0.3, 1),
         },
-        (*FOOD, *VESSELS, *COOKWARE, *CUTLERY, *SHAKERS, *GLASS, "DishSponge", "SoapBottle", "PaperTowel", "Vase", "Book"),
+        (
+            *FOOD, *VESSELS, *COOKWARE, *CUTLERY, *SHAKERS, *GLASS, "DishSponge", "SoapBottle", "PaperTowel", "Vase",
+            "Book",
+        ),
         ("Chair", "LightSwitch", "Window", "Sink", "StoveKnob", "Blinds"),
         {"HousePlant": ("CounterTop", "DiningTable", "SideTable", "Shelf")},
         (SIMPLE, CLEAN, HEAT, COOL, TWO),
@@ -122,11 +142,14 @@ ROOMS: Mapping[str, Room] = {
         2001,
         ("Sofa", "CoffeeTable"),
         {
-            "Drawer": (5, 7), "Cabinet": (3, 6), "Shelf": (4, 8), "ArmChair": (2, 2), "SideTable": (2, 3), "TVStand": (1, 1),
-            "Dresser": (1, 1), "DiningTable": (1, 1), "GarbageCan": (1, 1), "Ottoman": (0.5, 1), "Safe": (0.5, 1),
-            "Desk": (1, 1), "CoffeeTable": (1, 1),
+            "Drawer": (5, 7), "Cabinet": (3, 6), "Shelf": (4, 8), "ArmChair": (2, 2), "SideTable": (2, 3),
+            "TVStand": (1, 1), "Dresser": (1, 1), "DiningTable": (1, 1), "GarbageCan": (1, 1), "Ottoman": (0.5, 1),
+            "Safe": (0.5, 1), "Desk": (1, 1), "CoffeeTable": (1, 1),
         },
-        (*POCKET, *MEDIA, *ORNAMENTS, *WRITING, "Box", "Bowl", "Pillow", "Plate", "TissueBox", "WateringCan", "BasketBall"),
+        (
+            *POCKET, *MEDIA, *ORNAMENTS, *WRITING, "Box", "Bowl", "Pillow", "Plate", "TissueBox", "WateringCan",
+            "BasketBall",
+        ),
         ("Chair", "LightSwitch", "Window", "Painting", "Curtains", "FloorLamp"),
         {
             "HousePlant": ("CoffeeTable", "SideTable", "DiningTable", "Dresser", "Shelf"),
@@ -144,8 +167,8 @@ ROOMS: Mapping[str, Room] = {
             "TVStand": (0.3, 1), "Sofa": (0.3, 1),
         },
         (
-            *POCKET, *WRITING, *SPORTS, "AlarmClock", "Book", "Bowl", "Box", "Cloth", "Laptop", "Mug", "Pillow", "Statue",
-            "TissueBox", "Vase",
+            *POCKET, *WRITING, *SPORTS, "AlarmClock", "Book", "Bowl", "Box", "Cloth", "Laptop", "Mug", "Pillow",
+            "Statue", "TissueBox", "Vase",
         ),
         ("Chair", "LightSwitch", "Window", "Mirror", "Painting", "Blinds", "LaundryHamperLid"),
         {"HousePlant": ("Desk", "SideTable", "Dresser", "Shelf"), "Television": ("TVStand", "Dresser")},
@@ -157,8 +180,8 @@ ROOMS: Mapping[str, Room] = {
         ("SinkBasin", "Toilet", "CounterTop"),
         {
             "Cabinet": (5, 7), "Drawer": (4, 6), "BathtubBasin": (1, 1), "SinkBasin": (1, 1), "TowelHolder": (1, 1),
-            "HandTowelHolder": (1, 2), "ToiletPaperHanger": (1, 1), "GarbageCan": (1, 1), "Shelf": (2, 4), "SideTable": (0.7, 1),
-            "Cart": (0.4, 1), "LaundryHamper": (0.4, 1), "Dresser": (0.3, 1),
+            "HandTowelHolder": (1, 2), "ToiletPaperHanger": (1, 1), "GarbageCan": (1, 1), "Shelf": (2, 4),
+            "SideTable": (0.7, 1), "Cart": (0.4, 1), "LaundryHamper": (0.4, 1), "Dresser": (0.3, 1),
         },
         (*TOILETRIES, *PAPER, "Candle", "PaperTowel", "Plunger", "Towel"),
         ("LightSwitch", "Mirror", "Sink", "Bathtub", "ShowerDoor", "ShowerGlass", "Window"),

@@ -133,7 +133,9 @@ def _draw_scene(draw: Draw, size: str, room: str, number: int) -> Scene:
 
 def _shared_location(draw: Draw, name: str, placed: list[Receptacle]) -> str | None:
     """The location of an earlier receptacle that this one stands beside, if it does."""
-    neighbour, chance = ("CounterTop", _WITH_COUNTER[name]) if name in _WITH_COUNTER else (name, _WITH_SAME.get(name, 0))
+    neighbour, chance = (
+        ("CounterTop", _WITH_COUNTER[name]) if name in _WITH_COUNTER else (name, _WITH_SAME.get(name, 0))
+    )
     beside = [other.location for other in placed if other.type == neighbour]
     return draw.pick(beside) if beside and draw.chance(chance) else None
 
@@ -158,7 +160,12 @@ def draw_position(
 
 def _draw_location(draw: Draw, taken: set[tuple[float, float, float] | str]) -> str:
     while True:
-        numbers = (draw.between(-10, 10), draw.between(-10, 10), draw.between(0, 3), draw.pick((-30, -15, 0, 15, 30, 45, 60)))
+        numbers = (
+            draw.between(-10, 10),
+            draw.between(-10, 10),
+            draw.between(0, 3),
+            draw.pick((-30, -15, 0, 15, 30, 45, 60)),
+        )
         name = "loc_bar_" + "_bar_".join(f"_minus_{-n}" if n < 0 else str(n) for n in numbers)
         if name not in taken:
             taken.add(name)

@@ -81,7 +81,9 @@ class GeneratedTasks:
         if match is None or match[3] not in SPLITS:
             raise UsageError(f"{self.name} has no task {task_id!r}; its ids look like {example}")
         if (match[1], match[2]) != (self.size, str(self.seed)):
-            raise UsageError(f"task {task_id!r} is of another size or seed than {self.name}, whose ids look like {example}")
+            raise UsageError(
+                f"task {task_id!r} is of another size or seed than {self.name}, whose ids look like {example}"
+            )
         index = int(match[4])
         if match[4] != f"{index:06d}" or index > MAX_INDEX:
             raise UsageError(f"{self.name} has no task {task_id!r}; numbers go from 000000 to {MAX_INDEX}")
