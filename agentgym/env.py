@@ -19,7 +19,7 @@ from agentgym.actions import ActionFormat, Parsed, ToolSpec, get_format
 from agentgym.errors import StepOrderError, UsageError, choices
 from agentgym.registry import make_task_set
 from agentgym.spaces import Unicode, find_surrogate
-from agentgym.task import Task, TaskSet, resolve_split, select_task
+from agentgym.task import Task, TaskSet, default_split, resolve_split, select_task
 
 CAPABILITIES: frozenset[str] = frozenset(
     {
@@ -137,7 +137,8 @@ class AgentEnv(gymnasium.Env[str, str]):
     Args:
         tasks: name of a task set, a `TaskSet`, or a path in the benchmark's published format; None for the family's
             generated set.
-        split: the benchmark's own split name, or train / validation / test.
+        split: the benchmark's own split name, or train / validation / test; None for train, or the first one of a set
+            without it.
         max_turns: number of actions after which the episode is truncated; None for the family's default.
         max_observation: greatest length of an observation in characters; longer ones keep head and tail.
         action_format: how the text given to `step` is read; see `agentgym.actions`.
@@ -157,20 +158,20 @@ class AgentEnv(gymnasium.Env[str, str]):
     default_max_observation: ClassVar[int] = 16_384
     prompt_templates: ClassVar[Mapping[str, str]] = {}
     tools: tuple[ToolSpec, ...] = ()
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 - as gymnasium.Env declares it
 
     def __init__(
         self,
         *,
         tasks: str | Path | TaskSet | None = None,
-        split: str = "train",
+        split: str | None = None,
         max_turns: int | None = None,
         max_observation: int | None = None,
         action_format: str | ActionFormat = "raw",
         render_mode: str | None = None,
     ) -> None:
         self.task_set = self._resolve_tasks(self.default_tasks if tasks is None else tasks)
-        self.split = resolve_split(self.task_set, split)
+        self.split = default_split(self.task_set) if split is None else resolve_split(self.task_set, split)
         self.max_turns = _positive("max_turns", self.default_max_turns if max_turns is None else max_turns)
         limit = self.default_max_observation if max_observation is None else max_observation
         self.max_observation = _positive("max_observation", limit)
@@ -184,6 +185,7 @@ class AgentEnv(gymnasium.Env[str, str]):
         self._turn = 0
         self._score: float | None = None
         self._over = True
+        self._broken = False
         self._observation = ""
         self._info: Info | None = None
 
@@ -280,11 +282,12 @@ class AgentEnv(gymnasium.Env[str, str]):
             task = self.task_set.at(split, int(self.np_random.integers(size)))
         self.task = task
         self._turn = 0
-        self._over = True  # a reset that fails half-way leaves nothing to step
+        self._over = self._broken = True  # a reset that fails half-way leaves nothing to step
         outcome = self._start(task)
-        self._over = False
         self._score = outcome.score
-        return self._emit(outcome._replace(valid=True), ended=False)
+        result = self._emit(outcome._replace(valid=True), ended=False)
+        self._over = self._broken = False
+        return result
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:  # type: ignore[override]
         """Takes one action. A bad one is no exception: the observation says what was wrong and the turn counts.
@@ -293,14 +296,17 @@ class AgentEnv(gymnasium.Env[str, str]):
             observation, reward, terminated, truncated, info.
 
         Raises:
-            StepOrderError: before `reset`, or after the end of the episode.
+            StepOrderError: before `reset`, after the end of the episode, or after an exception: a world that broke
+                in the middle of a turn gives no reward any more.
         """
         if self._over:
+            self._refuse_broken()
             raise StepOrderError(
                 "the episode has ended; call reset() to start another"
                 if self.task is not None
                 else "call reset() before step()"
             )
+        self._over = self._broken = True  # stays so if anything below raises
         parsed = self._parse(action)
         if parsed.action is None:
             outcome = Outcome(f"Invalid action: {parsed.error}", valid=False, feedback=parsed.error or "")
@@ -322,8 +328,8 @@ class AgentEnv(gymnasium.Env[str, str]):
         if outcome.score is not None:
             self._score = outcome.score
         reward = (self._score or 0.0) - before if outcome.reward is None else outcome.reward
-        self._over = terminated or truncated
-        observation, info = self._emit(outcome, ended=self._over)
+        observation, info = self._emit(outcome, ended=terminated or truncated)
+        self._over, self._broken = terminated or truncated, False
         return observation, float(reward), terminated, truncated, info
 
     def snapshot(self) -> bytes:
@@ -331,8 +337,9 @@ class AgentEnv(gymnasium.Env[str, str]):
 
         Raises:
             UsageError: without the capability "snapshot".
-            StepOrderError: before `reset`.
+            StepOrderError: before `reset`, or after an exception that ended the episode.
         """
+        self._refuse_broken()
         if self.task is None or self._info is None:
             raise StepOrderError("call reset() before snapshot()")
         return msgspec.msgpack.encode(
@@ -381,21 +388,21 @@ class AgentEnv(gymnasium.Env[str, str]):
             raise UsageError(f"snapshot lacks info {missing}; it was damaged or edited, take it again")
         task = self.task_set.get(saved.task_id)
         rng = _unpack_rng(saved.rng)
-        self._over = True  # a restore that fails half-way leaves nothing to step
+        self._over = self._broken = True  # a restore that fails half-way leaves nothing to step
         try:
             self.np_random.bit_generator.state = rng
         except (TypeError, ValueError, KeyError) as error:
             raise UsageError(f"snapshot has no usable generator state ({error}); take it again") from error
         self._load(task, saved.payload)
         self.task = task
-        self._turn, self._score, self._over = saved.turn, saved.score, saved.over
+        self._turn, self._score, self._over, self._broken = saved.turn, saved.score, saved.over, False
         info = dict(saved.info)
         for key in ("admissible", "checkpoints"):
             info[key] = None if info[key] is None else tuple(info[key])
         self._observation, self._info = saved.observation, info  # type: ignore[assignment]
         return saved.observation, dict(info)  # type: ignore[return-value]
 
-    def render(self) -> str | None:  # type: ignore[override]
+    def render(self) -> str | None:
         """The last observation, with render_mode="ansi"."""
         return self._observation if self.render_mode == "ansi" else None
 
@@ -408,6 +415,10 @@ class AgentEnv(gymnasium.Env[str, str]):
                 return self.tasks_from_path(path)
             return make_task_set(tasks)
         return tasks
+
+    def _refuse_broken(self) -> None:
+        if self._broken:
+            raise StepOrderError("an exception ended the episode; call reset() to start another")
 
     def _parse(self, action: str) -> Parsed:
         if not isinstance(action, str):

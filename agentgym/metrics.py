@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -193,7 +193,7 @@ def _spent(attempts: Sequence[Episode]) -> tuple[float, float]:
     return tokens, cost
 
 
-def _pass(judged: Sequence[Episode], estimate: type[object] | object) -> dict[str, float]:
+def _pass(judged: Sequence[Episode], estimate: Callable[[int, int, int], float]) -> dict[str, float]:
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for episode in judged:
         counts[episode.task_id][0] += 1
@@ -203,7 +203,7 @@ def _pass(judged: Sequence[Episode], estimate: type[object] | object) -> dict[st
         return {}
     result = {}
     for k in range(1, most + 1):
-        values = [estimate(n, solved, k) for n, solved in counts.values()]  # type: ignore[operator]
+        values = [estimate(n, solved, k) for n, solved in counts.values()]
         result[str(k)] = math.fsum(values) / len(values)
     return result
 
@@ -221,7 +221,7 @@ class Comparison(msgspec.Struct, kw_only=True):
         pairs: episodes that both finished with a verdict.
         left_out: episodes that only one of them has, or that one of them lost to a fault.
         first, second: success rates over the pairs.
-        difference: second - first, with a paired bootstrap interval.
+        difference: second - first; its interval is Agresti and Min's, or a bootstrap over tasks if they are repeated.
         only_first, only_second: pairs that only one of them solved.
         p_value: exact McNemar test.
     """
@@ -251,7 +251,11 @@ def compare(first: Sequence[Episode], second: Sequence[Episode]) -> Comparison:
     b = [float(two[i].outcome == "success") for i in ids]
     only_first = sum(x > y for x, y in zip(a, b, strict=True))
     only_second = sum(y > x for x, y in zip(a, b, strict=True))
-    low, high = stats.paired_bootstrap(a, b, [one[i].task_id for i in ids])
+    tasks = [one[i].task_id for i in ids]
+    if len(set(tasks)) == len(tasks):
+        low, high = stats.paired_difference(only_first, only_second, len(ids))
+    else:
+        low, high = stats.paired_bootstrap(a, b, tasks)
     return Comparison(
         pairs=len(ids),
         left_out=len(everything) - len(ids),

@@ -253,7 +253,7 @@ def make_env(name: str, **kwargs: Any) -> AgentEnv:
             parameter
             for base in cls.__mro__
             if "__init__" in vars(base) and base is not object
-            for parameter in inspect.signature(base.__init__).parameters
+            for parameter in inspect.signature(vars(base)["__init__"]).parameters
             if parameter not in ("self", "kwargs", "options")
         ]
         raise choices(f"option of {name}", match[1], list(dict.fromkeys(known))) from error

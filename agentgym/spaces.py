@@ -7,7 +7,7 @@ fixed charset table for shared memory. `Unicode` bounds only the length.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -59,7 +59,7 @@ class Unicode(Space[str]):
         """Whether `x` is a string that fits and can be encoded as UTF-8."""
         return isinstance(x, str) and len(x) <= self.max_length and (x.isascii() or find_surrogate(x) < 0)
 
-    def to_jsonable(self, sample_n: Sequence[str]) -> list[str]:
+    def to_jsonable(self, sample_n: Iterable[str]) -> list[str]:
         """Strings are JSON already."""
         return list(sample_n)
 
@@ -88,7 +88,7 @@ class _SharedText:
         self.n = n
         self.capacity = capacity
         self.lengths = ctx.Array(ctypes.c_int64, n, lock=False)
-        self.data = ctx.Array(ctypes.c_char, n * capacity, lock=False)
+        self.data: Any = ctx.Array(ctypes.c_char, n * capacity, lock=False)
 
 
 @vector_utils.create_shared_memory.register(Unicode)

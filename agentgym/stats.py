@@ -125,7 +125,22 @@ def mcnemar(only_first: int, only_second: int) -> float:
     if n == 0:
         return 1.0
     tail = sum(math.comb(n, k) for k in range(min(only_first, only_second) + 1))
-    return min(1.0, 2 * tail / 2**n)
+    return min(1.0, float(2 * tail / 2**n))
+
+
+def paired_difference(only_first: int, only_second: int, n: int, confidence: float = 0.95) -> Interval:
+    """Interval of the difference (second - first) of two success rates over n pairs, one a task.
+
+    Half a pair is added to each of the four cells first (Agresti and Min 2005), which keeps the interval honest where
+    all pairs agree and a bootstrap would have no width.
+    """
+    if n <= 0:
+        return Interval(*NAN_INTERVAL)
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    b, c, total = only_first + 0.5, only_second + 0.5, n + 2
+    centre = (c - b) / total
+    half = z * math.sqrt(b + c - (c - b) ** 2 / total) / total
+    return Interval(max(-1.0, centre - half), min(1.0, centre + half))
 
 
 def paired_bootstrap(

@@ -99,6 +99,17 @@ def resolve_split(tasks: TaskSet, split: str) -> str:
     raise choices(f"split of {tasks.name}", split, list(tasks.splits))
 
 
+def default_split(tasks: TaskSet) -> str:
+    """The training split, or the first one of a set that has none.
+
+    Raises:
+        UsageError: if the set has no split at all.
+    """
+    if not tasks.splits:
+        raise UsageError(f"{tasks.name} holds no tasks")
+    return "train" if "train" in tasks.splits else next(iter(tasks.splits))
+
+
 def select_task(tasks: TaskSet, split: str, which: str | int) -> Task:
     """The task that `options={"task": ...}` names: an id, or a position within the split.
 

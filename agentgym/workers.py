@@ -283,7 +283,7 @@ class _Process:
 
     def __init__(self, context: multiprocessing.context.BaseContext, index: int) -> None:
         self.index = index
-        self.current = context.RawValue("i", -1)  # type: ignore[attr-defined]
+        self.current = context.RawValue("i", -1)
         self.connection, theirs = context.Pipe()
         life, self._life = context.Pipe(duplex=False)
         self.process = context.Process(  # type: ignore[attr-defined]

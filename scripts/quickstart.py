@@ -18,8 +18,9 @@ POLICIES = ("expert", "scripted", "random")
 
 
 def main() -> None:
+    """Evaluates and shows."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--episodes", type=int, default=100)
+    parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/quickstart"))
     arguments = parser.parse_args()

@@ -193,5 +193,5 @@ def test_what_cannot_be_carried_is_refused() -> None:
         get_format("think-action").render("say </action> now")
     with pytest.raises(UsageError, match="an action of this format is"):
         get_format("tool-call-json").render("look")
-    with pytest.raises(UsageError, match="unknown action format 'think_action'. Did you mean 'think-action'"):
+    with pytest.raises(UsageError, match=r"unknown action format 'think_action'. Did you mean 'think-action'"):
         get_format("think_action")

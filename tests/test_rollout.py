@@ -263,7 +263,7 @@ def test_forks_continue_from_a_snapshot() -> None:
 def test_a_bad_call_ends_the_run_with_its_message() -> None:
     with pytest.raises(UsageError, match="unknown task"):
         list(rollout([EpisodeSpec(task_id="nope", split="test")], "count", worlds.UpPolicy()))
-    with pytest.raises(UsageError, match="unknown environment 'cuont'.*'count'"):
+    with pytest.raises(UsageError, match=r"unknown environment 'cuont'.*'count'"):
         list(rollout(specs(1), "cuont", worlds.UpPolicy()))
     with pytest.raises(UsageError, match="no policy for role 'agent'"):
         list(rollout(specs(1), "count", {"judge": worlds.UpPolicy()}))

@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
 from agentgym.errors import UsageError, choices
@@ -54,7 +62,7 @@ def fetch(
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        rows: dict[str, int] = {}
+        rows: dict[str, TaskID] = {}
 
         def report(label: str, done: int, total: int | None) -> None:
             if label not in rows:

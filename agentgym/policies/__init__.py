@@ -1,4 +1,4 @@
-"""Policies: who chooses the actions. `make_policy("random")` imports `agentgym.policies.random` and calls its `make`."""
+"""Policies: who chooses the actions. `make_policy("random")` calls `agentgym.policies.random.make`."""
 
 from agentgym.policies.base import Policy, Reply, Request, make_policy
 

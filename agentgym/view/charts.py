@@ -30,6 +30,10 @@ def _style(colours: Sequence[str]) -> Style:
         value_font_size=13,
         opacity=".85",
         opacity_hover="1",
+        guide_stroke_color="#88888855",
+        major_guide_stroke_color="#88888855",
+        guide_stroke_dasharray="0",
+        major_guide_stroke_dasharray="0",
         transition="0s",
     )
 
@@ -42,9 +46,9 @@ def _options(colours: Sequence[str], height: int) -> dict[str, Any]:
         "width": 900,
         "height": height,
         "margin": 8,
+        "margin_right": 32,
         "legend_at_bottom": True,
         "disable_xml_declaration": True,
-        "show_minor_x_labels": False,
         "pretty_print": False,
     }
 
@@ -62,14 +66,20 @@ def _inline(chart: Any, label: str) -> str:
 def success_by_kind(summaries: Mapping[str, Summary]) -> str:
     """Bars of the success rate of each kind, one colour a run, with 95% intervals."""
     kinds = sorted({kind for summary in summaries.values() for kind in summary.kinds})
-    chart = pygal.Bar(**_options(COLOURS, 420), range=(0, 100), value_formatter=lambda v: f"{v:.0f}%", y_title="solved")
-    chart.x_labels = [*(kind.replace("_", " ") for kind in kinds), "all"]
-    chart.x_label_rotation = 20 if len(kinds) > 3 else 0
+    chart = pygal.HorizontalBar(
+        **_options(COLOURS, 120 + 30 * (len(kinds) + 1) * len(summaries)), range=(0, 100), value_formatter=_percent
+    )
+    kinds = kinds[::-1]  # horizontal bars are drawn from the bottom up
+    chart.x_labels = ["all", *(kind.replace("_", " ") for kind in kinds)]
     chart.truncate_label = -1
     for name, summary in summaries.items():
-        groups = [summary.kinds.get(kind) for kind in kinds] + [summary.overall]
+        groups = [summary.overall, *(summary.kinds.get(kind) for kind in kinds)]
         chart.add(name, [_bar(group.success if group else Estimate()) for group in groups])
     return _inline(chart, "Success rate of each kind of task with 95% intervals; the same numbers are in the tables")
+
+
+def _percent(value: float) -> str:
+    return f"{value:.0f}%"
 
 
 def _bar(estimate: Estimate) -> dict[str, Any] | None:
@@ -88,19 +98,20 @@ def solved_within(runs: Mapping[str, Sequence[Episode]]) -> str:
         **_options(COLOURS, 360),
         range=(0, 100),
         xrange=(0, longest),
-        dots_size=0,
+        show_dots=False,
         stroke_style={"width": 3},
-        value_formatter=lambda v: f"{v:.0f}%",
+        value_formatter=_percent,
         x_value_formatter=lambda v: f"{v:.0f}",
         x_title="turns",
         y_title="solved",
     )
     for name, episodes in runs.items():
         judged = [e for e in episodes if e.outcome in ("success", "failure")]
-        lengths = sorted(len(e.turns) for e in judged if e.outcome == "success")
+        lengths = [len(e.turns) for e in judged if e.outcome == "success"]
         points: list[tuple[float, float]] = [(0, 0.0)]
-        for index, length in enumerate(lengths, 1):
-            points += [(length, points[-1][1]), (length, 100 * index / len(judged))]
+        for length in sorted(set(lengths)):
+            share = 100 * sum(other <= length for other in lengths) / len(judged)
+            points += [(length, points[-1][1]), (length, share)]
         points.append((longest, points[-1][1]))
         chart.add(name, points)
     return _inline(chart, "Share of episodes solved within a number of turns")

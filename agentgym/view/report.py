@@ -96,5 +96,5 @@ def _samples(episodes: Sequence[Episode]) -> list[Episode]:
 
 
 def _cut(text: Any, limit: int = _SHOWN_TEXT) -> str:
-    text = str(text)
-    return text if len(text) <= limit else text[:limit] + " ..."
+    shown = str(text)
+    return shown if len(shown) <= limit else shown[:limit] + " ..."

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from rich import box
+from rich.console import Group as RenderGroup
 from rich.table import Table
+from rich.text import Text
 
 from agentgym.episode import RunConfig
 from agentgym.metrics import Comparison, Estimate, Group, Summary
@@ -30,18 +33,20 @@ def run_title(config: RunConfig) -> str:
     return f"{config.name or 'run'}: {config.env}, {tasks}, {config.split}, policy {policies}, seed {config.seed}"
 
 
-def run_table(summary: Summary, config: RunConfig) -> Table:
-    """One row a kind, and the total."""
+def run_table(summary: Summary, config: RunConfig) -> RenderGroup:
+    """One row a kind, and the total, under a title."""
     spends = summary.overall.tokens > 0
-    table = Table(title=run_title(config), title_justify="left", title_style="bold")
-    table.add_column("kind", overflow="fold")
-    columns = ["episodes", "success [95%]", "score", "turns", "invalid", "faults"]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("kind", overflow="fold", min_width=min(30, max(map(len, summary.kinds), default=4)))
+    groups = [*summary.kinds.values(), summary.overall]
+    graded = any(group.score.value != group.success.value for group in groups)  # else the score says nothing more
+    columns = ["n", "success [95%]", *(["score"] if graded else []), "turns", "invalid", "faults"]
     for column in columns + (["tokens", "cost $"] if spends else []):
         table.add_column(column, justify="right", no_wrap=True)
     for kind, group in summary.kinds.items():
-        table.add_row(kind, *_cells(group, spends))
+        table.add_row(kind, *_cells(group, graded, spends))
     table.add_section()
-    table.add_row("all", *_cells(summary.overall, spends), style="bold")
+    table.add_row("all", *_cells(summary.overall, graded, spends), style="bold")
     notes = []
     if summary.overall.fault_causes:
         causes = ", ".join(f"{cause} {count}" for cause, count in summary.overall.fault_causes.items())
@@ -49,17 +54,14 @@ def run_table(summary: Summary, config: RunConfig) -> Table:
     for name, values in (("pass@k", summary.overall.pass_at_k), ("pass^k", summary.overall.pass_hat_k)):
         if values:
             notes.append(f"{name}: " + ", ".join(f"k={k} {100 * value:.1f}%" for k, value in values.items()))
-    if notes:
-        table.caption = "\n".join(notes)
-        table.caption_justify = "left"
-    return table
+    return RenderGroup(Text(run_title(config), style="bold"), table, *(Text(note, style="dim") for note in notes))
 
 
-def _cells(group: Group, spends: bool) -> list[str]:
+def _cells(group: Group, graded: bool, spends: bool) -> list[str]:
     cells = [
         str(group.finished),
         percent(group.success),
-        number(group.score.value, 3),
+        *([number(group.score.value, 3)] if graded else []),
         number(group.turns),
         "-" if group.invalid is None else f"{100 * group.invalid:.1f}%",
         str(group.faults),
@@ -69,9 +71,12 @@ def _cells(group: Group, spends: bool) -> list[str]:
 
 def compare_table(comparison: Comparison, first: str, second: str) -> Table:
     """Two runs, paired by episode."""
-    table = Table(title=f"{second} against {first}, paired by episode", title_justify="left", title_style="bold")
+    title = f"{second} against {first}, paired by episode"
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     for column in ("pairs", first or "first", second or "second", "difference [95%]", "only first", "only second", "p"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=column.startswith("diff"))
     table.add_row(
         str(comparison.pairs),
         percent(Estimate(comparison.first)),

@@ -220,7 +220,7 @@ class ALFWorldEnv(AgentEnv):
 
     def _start_textworld(self, task: Task) -> None:
         files = {name: self.task_set.open(task, name) for name in (GAME_FILE, TRAJECTORY_FILE)}
-        if isinstance(self._engine, TextWorldEngine):
+        if isinstance(self._engine, TextWorldEngine) and not self._engine.closed:
             self._engine.load(files)
         else:
             self._engine = TextWorldEngine(

@@ -122,6 +122,11 @@ class TextWorldEngine:
         """Id of the child process."""
         return self._worker.process.pid
 
+    @property
+    def closed(self) -> bool:
+        """Whether the child process has ended, by `close` or by a failure; a new engine is needed then."""
+        return not self._worker.alive
+
     def close(self) -> None:
         """Ends the child process. Also done when the engine is garbage-collected."""
         self._worker.close()
@@ -264,6 +269,10 @@ class _Worker:
             return f"the TextWorld process gave no answer in {timeout:g} s"
         said = Path(self._folder, "stderr.txt").read_text("utf-8", "replace").strip().splitlines()
         return f"the TextWorld process ended with code {code} ({said[-1] if said else 'no message'})"
+
+    @property
+    def alive(self) -> bool:
+        return self._finalizer.alive
 
     def close(self) -> None:
         self._finalizer()

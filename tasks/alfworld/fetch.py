@@ -32,7 +32,6 @@ URLS = (
 Progress = Callable[[str, int, int | None], None]
 
 _ATTEMPTS = 6
-_CHUNK = 1 << 20
 _ELSEWHERE = "If you have the data already, use `agentgym data fetch alfworld --from DIR`."
 
 
@@ -159,7 +158,7 @@ def _transfer(client: httpx.Client, url: str, path: Path, progress: Progress | N
         length = response.headers.get("Content-Length")
         total = done + int(length) if length else None
         with part.open("ab" if continued else "wb") as file:
-            for chunk in response.iter_bytes(_CHUNK):
+            for chunk in response.iter_bytes():
                 file.write(chunk)
                 done += len(chunk)
                 if progress is not None:
