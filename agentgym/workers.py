@@ -341,10 +341,10 @@ class ProcessBackend:
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
-        self._workers: list[_Process] = []
+        self.workers: list[_Process] = []
         try:
             for index in range(workers):
-                self._workers.append(self._begin(index))
+                self.workers.append(self._begin(index))
         except BaseException:
             self.close()
             raise
@@ -357,16 +357,16 @@ class ProcessBackend:
 
     def send(self, slot: int, command: Command) -> None:
         """Queues a command for the slot's process."""
-        worker = self._workers[slot // self._per_worker]
+        worker = self.workers[slot // self._per_worker]
         worker.queued.append((slot, command))
         worker.occupied.add(slot)
 
     def receive(self, timeout: float | None = None) -> list[Event]:
         """Waits for answers, dead processes and expired time limits."""
-        for worker in self._workers:
+        for worker in self.workers:
             worker.flush()
         now = time.monotonic()
-        waits = [w.since + self._limits.of(w.outstanding[0][1]) - now for w in self._workers if w.outstanding]
+        waits = [w.since + self._limits.of(w.outstanding[0][1]) - now for w in self.workers if w.outstanding]
         if timeout is not None:
             waits.append(timeout)
         events: list[Event] = []
@@ -375,31 +375,35 @@ class ProcessBackend:
             worker = key.data
             if worker is None:
                 os.read(self._wake_read, 65536)
-            elif not self._read(worker, events) and worker not in dead:
+            elif key.fileobj is worker.connection:
+                if not self._read(worker, events) and worker not in dead:
+                    dead.append(worker)
+            elif worker not in dead:  # its sentinel: it has ended, but its last words may still lie in the pipe
+                while worker.connection.poll() and self._read(worker, events):
+                    pass
                 dead.append(worker)
         for worker in dead:
             code = self._exit_code(worker)
             events += self._replace(worker, Fault("killed", f"the worker process died ({code})"))
         now = time.monotonic()
-        for worker in self._workers:
+        for worker in self.workers:
             if worker.outstanding and now - worker.since >= self._limits.of(worker.outstanding[0][1]):
                 events += self._replace(worker, None)
         return events
 
     def _read(self, worker: _Process, events: list[Event]) -> bool:
-        """Takes what a worker has sent; False when it is gone."""
+        """Takes one message of a worker; False when it is gone."""
         try:
-            while worker.connection.poll():
-                for event in pickle.loads(worker.connection.recv_bytes()):
-                    event = Event(*event)
-                    worker.outstanding.popleft()
-                    worker.since = time.monotonic()
-                    if isinstance(event.answer, Fault):
-                        worker.occupied.discard(event.slot)
-                    events.append(event)
+            answered: list[Event] = pickle.loads(worker.connection.recv_bytes())
         except (EOFError, OSError):
             return False
-        return bool(worker.process.is_alive())
+        worker.since = time.monotonic()
+        for event in answered:
+            worker.outstanding.popleft()
+            if isinstance(event.answer, Fault):
+                worker.occupied.discard(event.slot)
+            events.append(event)
+        return True
 
     @staticmethod
     def _exit_code(worker: _Process) -> str:
@@ -426,7 +430,7 @@ class ProcessBackend:
         self._selector.unregister(worker.connection)
         self._selector.unregister(worker.process.sentinel)
         worker.close()
-        self._workers[worker.index] = self._begin(worker.index)
+        self.workers[worker.index] = self._begin(worker.index)
         return events
 
     def wake(self) -> None:
@@ -436,9 +440,9 @@ class ProcessBackend:
 
     def close(self) -> None:
         """Kills all processes: what they hold belongs to episodes that nobody waits for."""
-        for worker in self._workers:
+        for worker in self.workers:
             worker.close()
-        self._workers = []
+        self.workers = []
         self._selector.close()
         for descriptor in (self._wake_read, self._wake_write):
             with contextlib.suppress(OSError):

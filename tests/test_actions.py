@@ -45,6 +45,30 @@ def test_parsers_never_raise_and_say_why(name: str, text: str) -> None:
             assert 0 <= start <= end <= len(text)
 
 
+@pytest.mark.parametrize("name", ["think-action", "search-answer", "tool-call-hermes", "verl-agent"])
+@given(inside=st.lists(PIECES, max_size=6).map("".join), thought=st.none() | st.lists(PIECES, max_size=6).map("".join))
+@settings(max_examples=200, deadline=None)
+def test_what_a_format_does_not_refuse_to_render_is_read_back(name: str, inside: str, thought: str | None) -> None:
+    fmt = FORMATS[name]
+    if name == "tool-call-hermes":
+        if "\ud800" in inside:
+            return  # not text, so there is no JSON of it
+        action = canonical_call("act", {"command": inside})
+    else:
+        action = f"<search>{inside}</search>" if name == "search-answer" else inside
+    try:
+        text = fmt.render(action, thought)
+    except UsageError:
+        return
+    parsed = fmt.parse(text)
+    expected = f"<search>{inside.strip()}</search>" if name == "search-answer" else action.strip()
+    assert parsed.action == (expected.lower() if name == "verl-agent" else expected)
+    if thought is not None:
+        assert parsed.thought == thought.strip()
+    if name != "verl-agent":
+        assert parsed.error is None
+
+
 @pytest.mark.parametrize("name", ["raw", "think-action", "search-answer", "verl-agent"])
 @given(action=CLEAN, thought=st.none() | CLEAN)
 @settings(max_examples=100, deadline=None)
@@ -94,6 +118,9 @@ def test_tool_calls_are_read_back_with_any_arguments(
         "[" * 300_000,
         '{"a":' * 200_000,
         "```json\n" * 50_000,
+        "```" + "\n" * 300_000,
+        "```" + " " * 300_000,
+        '{"a":"' + "<think>" * 50_000,
         "a" * 5_000_000,
     ],
 )
@@ -108,20 +135,22 @@ def test_reading_takes_linear_time(name: str, text: str) -> None:
     [
         ("<think>t</think><action> go to fridge 1 </action>", "go to fridge 1", None),
         ("<action>look</action>", "look", None),
-        ("<think>maybe <action>look</action></think><action>open fridge 1</action>", None, "once"),
+        ("<think>maybe <action>look</action></think><action>open fridge 1</action>", "open fridge 1", None),
         ("<action>a</action><action>b</action>", None, "must occur once"),
         ("<action>a", None, "needs its </action>"),
         ("</action>a<action>", None, "stands before"),
         ("<action>  </action>", None, "is empty"),
         ("go to fridge 1", None, "there is no action"),
         ("<think>t<action>a</action>", None, "<think> needs its </think>"),
+        ("<action>a</action><think>t</think>", None, "the thought must stand before <action>"),
+        ("<action>a</action><think>t</think><action>b</action>", None, "the thought must stand before <action>"),
+        ("<action>a<think>t</think></action>", None, "the thought must stand before <action>"),
+        ("<action><action>a</action></action>", None, "must occur once"),
+        ("Well: <action>a</action> That is it.", "a", None),
     ],
 )
 def test_think_action(text: str, action: str | None, error: str | None) -> None:
     parsed = get_format("think-action").parse(text, ())
-    if "maybe" in text:  # a tag mentioned inside the thought does not count
-        assert parsed.action == "open fridge 1"
-        return
     assert parsed.action == action
     assert (error is None) == (parsed.error is None)
     if error:
@@ -144,6 +173,7 @@ def test_search_answer_takes_exactly_one() -> None:
         '[{"name": "act", "parameters": {"command": "look"}}]',
         'Sure:\n```json\n{"name": "act", "arguments": {"command": "look"}}\n```',
         '<think>{not json}</think>{"name": "act", "arguments": {"command": "look"}}',
+        '\n{"name": "act", "arguments": {"command": "look"}}\n',
     ],
 )
 def test_the_shapes_of_a_tool_call(text: str) -> None:
@@ -165,6 +195,9 @@ def test_the_shapes_of_a_tool_call(text: str) -> None:
         ('[{"name": "act"}, {"name": "act"}]', "exactly one call"),
         ('{"arguments": {}}', "a call is an object with a name"),
         ("look", "not JSON"),
+        ('"look"', "a call is an object with a name"),
+        ('{"name": "act", "arguments": "\\"x\\""}', "the arguments must be an object"),
+        ('{"name": "act", "arguments": {"command": NaN}}', "not JSON"),
         ("[" * 40 + "]" * 40, "nested deeper"),
     ],
 )
@@ -173,8 +206,55 @@ def test_a_refused_call_says_why(text: str, why: str) -> None:
     assert why in (get_format("tool-call-hermes").parse(f"<tool_call>{text}</tool_call>", TOOLS).error or "")
 
 
+def test_tags_and_fences_inside_a_calls_own_text_are_left_alone() -> None:
+    command = "echo '<think>```json [[[[' " + "[" * 40
+    parsed = get_format("tool-call-json").parse(canonical_call("act", {"command": command}), TOOLS)
+    assert parsed.error is None
+    assert parsed.arguments == {"command": command}
+    fenced = '```json\n{"name": "act", "arguments": {"command": "look"}}\n```\n'
+    assert "exactly one fenced block" in (get_format("tool-call-json").parse(fenced * 2, TOOLS).error or "")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "accepted"),
+    [
+        ({}, True),
+        ({"properties": {}}, False),
+        ({"properties": {}, "additionalProperties": True}, True),
+        ({"properties": {}, "additionalProperties": {"type": "string"}}, True),
+        ({"additionalProperties": False}, False),
+        ({"properties": {"x": True}}, True),
+        ({"properties": {"x": {"type": ["integer", "null"]}}}, True),
+        ({"properties": {"x": {"type": "number"}}}, True),
+        ({"properties": {"x": {"type": ["string", "null"]}}}, False),
+        ({"properties": {"x": {"anyOf": []}}}, True),
+    ],
+)
+def test_arguments_are_checked_as_far_as_documented(parameters: dict[str, object], accepted: bool) -> None:
+    tool = ToolSpec(name="t", parameters=parameters)
+    parsed = get_format("tool-call-json").parse('{"name": "t", "arguments": {"x": 3}}', (tool,))
+    assert (parsed.error is None) == accepted
+
+
+def test_spans_are_of_the_content() -> None:
+    def cut(name: str, text: str) -> dict[str, str]:
+        return {part: text[slice(*span)] for part, span in FORMATS[name].parse(text).spans.items()}
+
+    assert cut("think-action", "<think>a b</think> <action> go </action>.") == {"think": "a b", "action": " go "}
+    assert cut("verl-agent", "<think>A</think><action>Go</action>") == {"think": "A", "action": "Go"}
+    assert cut("verl-agent", "<think>\u0130</think><action>Go</action>") == {"think": "\u0130"}  # grows in lower case
+    assert cut("search-answer", "<answer>42</answer>") == {"answer": "42"}
+    call = '{"name": "t", "arguments": {}}'
+    assert cut("tool-call-hermes", f"<think>x</think><tool_call>{call}</tool_call>") == {"think": "x", "tool": call}
+    assert cut("tool-call-json", f"<think>x</think>{call}") == {"think": "x", "tool": call}
+
+
 def test_verl_agent_reads_as_the_reference_does() -> None:
     parse = get_format("verl-agent").parse
+    assert parse("<think></think></action>x<action>").action == ""  # the tags are there, with nothing between them
+    assert parse("<THINK>t</THINK><ACTION>Look</ACTION>").action == "look"
+    assert parse("<THINK>t</THINK><ACTION>Look</ACTION>").error is not None  # the thought's tags are read as written
+    assert get_format("verl-agent-20").parse("a" * 50).action == "a" * 20
     whole = parse("<think>T</think><action>Go To Fridge 1</action><action>x</action>", ())
     assert (whole.action, whole.error) == ("go to fridge 1", None)
     cut = parse("I would like to GO TO the FRIDGE 1 and open it", ())
@@ -191,6 +271,10 @@ def test_verl_agent_reads_as_the_reference_does() -> None:
 def test_what_cannot_be_carried_is_refused() -> None:
     with pytest.raises(UsageError, match="cannot carry"):
         get_format("think-action").render("say </action> now")
+    with pytest.raises(UsageError, match="must not be empty"):
+        get_format("search-answer").render("<search> </search>")
+    with pytest.raises(UsageError, match="cannot carry"):
+        get_format("verl-agent").render("look", "or <ACTION>")
     with pytest.raises(UsageError, match="an action of this format is"):
         get_format("tool-call-json").render("look")
     with pytest.raises(UsageError, match=r"unknown action format 'think_action'. Did you mean 'think-action'"):

@@ -142,7 +142,7 @@ def test_killed_worker_that_owes_nothing_is_noticed_and_replaced() -> None:
         def act(self, requests: Any) -> list[Reply]:
             if not Killer.killed and requests[0].context.task.id == "count/0001":
                 Killer.killed = True
-                pid = backend._workers[0].process.pid
+                pid = backend.workers[0].process.pid
                 assert pid is not None
                 os.kill(pid, signal.SIGKILL)
                 time.sleep(0.05)

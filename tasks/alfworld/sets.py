@@ -90,7 +90,7 @@ class GeneratedTasks:
         return match[3], index
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _task(size: str, seed: int, split: str, index: int) -> tuple[Task, dict[str, bytes]]:
     game = generate(size, seed, index, split)
     files = game.files()

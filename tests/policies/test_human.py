@@ -116,23 +116,25 @@ def test_a_terminal_completes_with_tab_and_remembers_lines() -> None:
     env = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
     process = subprocess.Popen([sys.executable, "-c", code], stdin=slave, stdout=slave, stderr=slave, env=env)
     os.close(slave)
-    seen = ""
+    seen, prompt = "", "\x1b[?2004h"  # the editor switches bracketed paste on when it asks
 
     def wait_for(text: str, start: int) -> None:
         nonlocal seen
-        end = time.monotonic() + 30
+        end = time.monotonic() + 15
         while text not in seen[start:]:
             assert time.monotonic() < end, f"no {text!r} in {seen[start:]!r}"
             if select.select([master], [], [], 0.2)[0]:
                 seen += os.read(master, 65536).decode(errors="replace")
 
     try:
-        wait_for("> ", 0)
-        for keys, answer in ((b"dow\t\r", "count is -1"), (b"\x1b[A\r", "count is -2")):
+        wait_for(prompt, 0)
+        for keys, answer in ((b"dow\t", "count is -1"), (b"\x1b[A", "count is -2")):
             start = len(seen)
             os.write(master, keys)
+            wait_for("down", start)
+            os.write(master, b"\r")
             wait_for(answer, start)
-            wait_for("> ", seen.rindex(answer))
+            wait_for(prompt, seen.rindex(answer))
         os.write(master, b"\x04")
         while True:  # the terminal closes when the game has ended
             try:

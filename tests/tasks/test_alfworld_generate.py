@@ -72,7 +72,9 @@ def test_generated_bytes_change_only_with_the_version():
         game = generate(size, 0, 0, "train")
         for name, content in sorted(game.files().items()):
             digest.update(name.encode() + content)
-    assert digest.hexdigest() == "6b6c5479fcac9c240934ad9d9b97a142d6f6e788d5cf6a247535c662c17ebf3d", "bump GENERATOR_VERSION, then update this digest"
+    assert digest.hexdigest() == "6b6c5479fcac9c240934ad9d9b97a142d6f6e788d5cf6a247535c662c17ebf3d", (
+        "bump GENERATOR_VERSION, then update this digest"
+    )
 
 
 def test_global_random_state_is_neither_used_nor_changed():
@@ -147,11 +149,11 @@ def test_all_rooms_and_lifelike_traits_occur_in_real_games():
 @pytest.mark.parametrize("size", ["xs", "s", "l", "real"])
 def test_rooms_of_valid_unseen_look_like_no_other(size):
     layouts = {
-        split: {generate(size, 0, index, split).scene.layout() for index in range(250)}
+        split: {generate(size, 0, index, split).scene.layout() for index in range(150)}
         for split in ("train", "valid_seen", "valid_unseen")
     }
     assert not layouts["valid_unseen"] & (layouts["train"] | layouts["valid_seen"])
-    numbers = {s: {generate(size, 0, i, s).scene.number for i in range(250)} for s in ("train", "valid_unseen")}
+    numbers = {s: {generate(size, 0, i, s).scene.number for i in range(150)} for s in ("train", "valid_unseen")}
     assert not numbers["train"] & numbers["valid_unseen"]
     assert len(layouts["valid_unseen"]) > 3
 
@@ -358,7 +360,7 @@ def test_our_domain_and_grammar_give_the_recorded_texts_of_the_packaged_ones(dat
     need("textworld")
     reference = None
     compared = 0
-    chosen = set(game_ids(data_set)[:12])
+    chosen = set(game_ids(data_set)[:7])
     for record in transcripts(data_set):
         if record["kind"] not in ("scenario", "probe") or record["game"] not in chosen:
             continue
