@@ -68,6 +68,36 @@ class Step:
         return "at reset" if self.action is None else f"after the action {self.action!r:.60}"
 
 
+@dataclass(frozen=True)
+class Check:
+    """One check: a function that yields (what is wrong, how to mend it).
+
+    Attributes:
+        name: name of the function.
+        meaning: one line for the report.
+        run: the function.
+        needs: capability without which there is nothing to check, or "".
+        after: checks that must have passed, because this one builds on what they say.
+    """
+
+    name: str
+    meaning: str
+    run: Callable[[Subject], Iterator[Problem]]
+    needs: str = ""
+    after: tuple[str, ...] = ()
+
+
+def check(
+    meaning: str, *, needs: str = "", after: tuple[str, ...] = ()
+) -> Callable[[Callable[[Subject], Iterator[Problem]]], Check]:
+    """Makes a check of a function, under its name."""
+
+    def wrap(run: Callable[[Subject], Iterator[Problem]]) -> Check:
+        return Check(run.__name__, meaning, run, needs, after)
+
+    return wrap
+
+
 def unwrap(env: Any) -> AgentEnv:
     """The `AgentEnv` below Gymnasium's wrappers.
 
@@ -195,7 +225,8 @@ def record_elsewhere(subject: Subject, seeds: list[int], hash_seed: str) -> list
 
     order = json.dumps({"path": sys.path, "make": pickle.dumps(subject.make).hex(), "seeds": seeds})
     code = (
-        "import json, sys; o = json.load(sys.stdin); sys.path[:] = o['path']; import agentgym._probe as p; p._serve(o)"
+        "import json, sys; order = json.load(sys.stdin); sys.path[:] = order['path']; "
+        "from agentgym._probe import _serve; _serve(order)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(subject.turns)],

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from agentgym.actions import ActionFormat, ToolSpec
+from agentgym.env import cut_text
 from agentgym.errors import UsageError, choices
 from agentgym.registry import load_entry_point
 
@@ -44,6 +45,8 @@ class PromptConfig(msgspec.Struct, frozen=True, kw_only=True):
         system: system prompt; None for the environment's, "" for none.
         admissible: list the admissible commands with each observation.
         instructions: tell how to answer in the environment's action format.
+        max_observation: greatest length of each observation in characters, the rest being cut from its middle; None
+            for no cut beyond the environment's own.
     """
 
     template: str = "chat"
@@ -51,6 +54,7 @@ class PromptConfig(msgspec.Struct, frozen=True, kw_only=True):
     system: str | None = None
     admissible: bool = True
     instructions: bool = True
+    max_observation: int | None = None
 
 
 class View(NamedTuple):
@@ -95,8 +99,15 @@ def render(
         templates: the family's own templates: name -> "module:function".
 
     Raises:
-        UsageError: for an unknown template or a window below 0.
+        UsageError: for an unknown template, a window below 0, a length below 1, or a history without an open turn.
     """
+    if not history or history[-1].completion is not None:
+        raise UsageError("the history must end with the exchange to be decided: one whose completion is None")
+    if config.max_observation is not None:
+        if config.max_observation < 1:
+            raise UsageError(f"max_observation must be 1 or more characters, not {config.max_observation}")
+        limit = config.max_observation
+        history = [exchange._replace(observation=cut_text(exchange.observation, limit)) for exchange in history]
     if config.window is not None and config.window < 0:
         raise UsageError(f"window must be 0 or more past exchanges, not {config.window}")
     system = system_prompt if config.system is None else config.system
@@ -124,6 +135,17 @@ def find_template(name: str, templates: Mapping[str, str]) -> Template:
     return template
 
 
+def past_exchanges(view: View, window: int) -> Sequence[Exchange]:
+    """The last `window` exchanges before the one to be decided."""
+    past = view.history[:-1]
+    return past[max(0, len(past) - window) :]
+
+
+def action_taken(exchange: Exchange) -> str:
+    """The action as it was read, or what the policy answered where nothing else was read from it."""
+    return exchange.action if exchange.action is not None else exchange.completion or ""
+
+
 def with_admissible(exchange: Exchange, config: PromptConfig) -> str:
     """The observation, with the admissible commands where they are wanted and known."""
     if not config.admissible or not exchange.admissible:
@@ -137,11 +159,11 @@ def chat(view: View, config: PromptConfig) -> list[Message]:
     Each observation keeps its own list of admissible actions, so that with the whole history the messages of one
     turn begin with all messages of the turn before, which lets a model's cache be reused.
     """
-    history = view.history if config.window is None else view.history[-(config.window + 1) :]
+    history = view.history if config.window is None else [*past_exchanges(view, config.window), view.history[-1]]
     messages = [{"role": "system", "content": view.system}] if view.system else []
     for index, exchange in enumerate(history):
         content = with_admissible(exchange, config)
-        if index == 0 and history is not view.history and len(history) < len(view.history) and view.instruction:
+        if index == 0 and len(history) < len(view.history) and view.instruction:
             content = f"Task: {view.instruction}\n\n{content}"  # the first observation, which names it, is cut off
         messages.append({"role": "user", "content": content})
         if exchange.completion is not None:
@@ -151,15 +173,14 @@ def chat(view: View, config: PromptConfig) -> list[Message]:
 
 def single(view: View, config: PromptConfig) -> list[Message]:
     """One user message a turn: the task, the last exchanges (default 3) and the current observation."""
-    window = 3 if config.window is None else config.window
-    current, past = view.history[-1], view.history[:-1]
-    shown = past[len(past) - min(window, len(past)) :]
+    shown = past_exchanges(view, 3 if config.window is None else config.window)
+    taken = len(view.history) - 1
     parts = [f"Task: {view.instruction}"] if view.instruction else []
     if shown:
-        parts.append(f"You have taken {len(past)} steps. The last {len(shown)}:")
-        for number, exchange in enumerate(shown, len(past) - len(shown) + 1):
-            parts.append(f"[{number}] You saw: {exchange.observation}\n    You did: {exchange.action}")
-    parts.append(f"Now you see: {with_admissible(current, config)}")
+        parts.append(f"Steps taken so far: {taken}. The last {len(shown)}:")
+        for number, exchange in enumerate(shown, taken - len(shown) + 1):
+            parts.append(f"[{number}] You saw: {exchange.observation}\n    You did: {action_taken(exchange)}")
+    parts.append(f"Now you see: {with_admissible(view.history[-1], config)}")
     messages = [{"role": "system", "content": view.system}] if view.system else []
     return [*messages, {"role": "user", "content": "\n".join(parts)}]
 

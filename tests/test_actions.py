@@ -35,7 +35,7 @@ CLEAN = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(
 
 @pytest.mark.parametrize("name", list(FORMATS))
 @given(text=HOSTILE)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
 def test_parsers_never_raise_and_say_why(name: str, text: str) -> None:
     for tools in ((), TOOLS):
         parsed = FORMATS[name].parse(text, tools)
@@ -47,7 +47,7 @@ def test_parsers_never_raise_and_say_why(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("name", ["think-action", "search-answer", "tool-call-hermes", "verl-agent"])
 @given(inside=st.lists(PIECES, max_size=6).map("".join), thought=st.none() | st.lists(PIECES, max_size=6).map("".join))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, derandomize=True)
 def test_what_a_format_does_not_refuse_to_render_is_read_back(name: str, inside: str, thought: str | None) -> None:
     fmt = FORMATS[name]
     if name == "tool-call-hermes":
@@ -71,7 +71,7 @@ def test_what_a_format_does_not_refuse_to_render_is_read_back(name: str, inside:
 
 @pytest.mark.parametrize("name", ["raw", "think-action", "search-answer", "verl-agent"])
 @given(action=CLEAN, thought=st.none() | CLEAN)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, derandomize=True)
 def test_rendering_is_read_back(name: str, action: str, thought: str | None) -> None:
     fmt = FORMATS[name]
     if name == "verl-agent":
@@ -98,7 +98,7 @@ JSON = st.recursive(
     arguments=st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), JSON, max_size=4),
     thought=st.none() | CLEAN,
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, derandomize=True)
 def test_tool_calls_are_read_back_with_any_arguments(
     name: str, arguments: dict[str, object], thought: str | None
 ) -> None:

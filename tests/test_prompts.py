@@ -30,7 +30,7 @@ def history(n: int) -> list[Exchange]:
 
 
 @given(st.lists(st.tuples(st.text(max_size=20), st.text(max_size=20)), max_size=6), st.booleans())
-@settings(deadline=None)
+@settings(deadline=None, derandomize=True)
 def test_full_history_begins_with_the_previous_prompt(turns: list[tuple[str, str]], admissible: bool) -> None:
     config = PromptConfig(admissible=admissible)
     past: list[Exchange] = []
@@ -67,6 +67,62 @@ def test_verl_agent_slots() -> None:
     assert "step 4" in text
 
 
+def test_verl_agent_with_a_window_of_none_uses_the_template_without_history() -> None:
+    assert "step(s)" not in messages(PromptConfig(template="verl-agent", window=0), history(3))[0]["content"]
+    (bare,) = messages(PromptConfig(template="verl-agent", admissible=False), history(3))
+    assert "admissible now" not in bare["content"]
+
+
+@given(
+    st.sampled_from(["chat", "single", "verl-agent"]),
+    st.none() | st.integers(0, 9),
+    st.none() | st.integers(1, 60),
+    st.lists(st.tuples(st.text(), st.none() | st.lists(st.text(), max_size=3), st.text()), max_size=5),
+    st.text(),
+)
+@settings(deadline=None, derandomize=True)
+def test_any_text_is_carried_as_it_is(
+    template: str,
+    window: int | None,
+    limit: int | None,
+    turns: list[tuple[str, list[str] | None, str]],
+    last: str,
+) -> None:
+    config = PromptConfig(template=template, window=window, max_observation=limit)
+    past = [Exchange(observation, admissible, text) for observation, admissible, text in turns]
+    once = messages(config, [*past, Exchange(last)])
+    assert once == messages(config, [*past, Exchange(last)])
+    assert once[-1]["role"] == "user"
+    assert all(set(message) == {"role", "content"} for message in once)
+    if limit is None or len(last) <= limit:
+        assert last in once[-1]["content"]
+    if template == "chat" and window is None:
+        assert [m["content"] for m in once if m["role"] == "assistant"] == [text for _, _, text in turns]
+
+
+def test_a_long_observation_keeps_head_and_tail() -> None:
+    (message,) = messages(
+        PromptConfig(max_observation=100, system="", instructions=False), [Exchange("a" * 500 + "z" * 500)]
+    )
+    assert len(message["content"]) == 100
+    assert message["content"].startswith("aa")
+    assert message["content"].endswith("zz")
+
+
+def test_what_was_done_is_the_action_or_else_the_answer_itself() -> None:
+    past = [Exchange("o", None, "<action>LOOK</action>", "look"), Exchange("o", None, "no tags at all")]
+    for template in ("single", "verl-agent"):
+        text = messages(PromptConfig(template=template), [*past, Exchange("o")])[-1]["content"]
+        assert "LOOK" not in text
+        assert "look" in text
+        assert "no tags at all" in text
+
+
+def test_a_template_may_be_named_by_its_module() -> None:
+    named = PromptConfig(template="agentgym.envs.alfworld.prompts:verl_agent")
+    assert messages(named, history(2)) == messages(PromptConfig(template="verl-agent"), history(2))
+
+
 def test_options() -> None:
     with_list = messages(PromptConfig(), history(0))
     assert [m["role"] for m in with_list] == ["system", "user"]
@@ -78,3 +134,9 @@ def test_options() -> None:
         messages(PromptConfig(template="chatt"), history(0))
     with pytest.raises(UsageError, match="window must be 0 or more"):
         messages(PromptConfig(window=-1), history(0))
+    with pytest.raises(UsageError, match="max_observation must be 1 or more"):
+        messages(PromptConfig(max_observation=0), history(0))
+    with pytest.raises(UsageError, match="must end with the exchange to be decided"):
+        messages(PromptConfig(), [])
+    with pytest.raises(UsageError, match="must end with the exchange to be decided"):
+        messages(PromptConfig(), history(2)[:-1])

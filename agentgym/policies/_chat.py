@@ -3,30 +3,54 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from agentgym.errors import UsageError, choices
 from agentgym.policies.base import Request
-from agentgym.prompts import Exchange, Message, PromptConfig, find_template, render
+from agentgym.prompts import Exchange, PromptConfig, find_template, render
 
 
 class PromptOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of every language-model policy; `agentgym.prompts.PromptConfig` explains them."""
 
     template: str = "chat"
-    window: int | None = None
+    window: Annotated[int, msgspec.Meta(ge=0)] | None = None
     system: str | None = None
     admissible: bool = True
     instructions: bool = True
 
     def config(self) -> PromptConfig:
         """As the prompt renderer takes them."""
-        return PromptConfig(**self.describe())
+        return PromptConfig(**{name: getattr(self, name) for name in PromptConfig.__struct_fields__})
 
-    def describe(self) -> dict[str, Any]:
-        """All options by name, for the policy's description."""
-        return msgspec.structs.asdict(self)
+    def describe(self, *leave_out: str) -> dict[str, Any]:
+        """The options that are set, but for those that change no answer, for the policy's description."""
+        given = msgspec.structs.asdict(self)
+        return {name: value for name, value in given.items() if value is not None and name not in leave_out}
+
+
+Options = TypeVar("Options", bound=PromptOptions)
+
+
+def read_options(kind: type[Options], policy: str, options: Mapping[str, Any]) -> Options:
+    """Checks a policy's options by name and type; numbers may come as text.
+
+    Raises:
+        UsageError: for an unknown option or a value of the wrong type or range.
+    """
+    for name in options:
+        if name not in kind.__struct_fields__:
+            raise choices(f"option of the {policy} policy", name, list(kind.__struct_fields__))
+    try:
+        return msgspec.convert(dict(options), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"option of the {policy} policy: {error}") from error
+
+
+Message = dict[str, Any]
 
 
 class Chat:
@@ -51,7 +75,7 @@ class Chat:
             if turn.role == request.role
         ]
         history.append(Exchange(request.observation, request.info["admissible"]))
-        return render(
+        messages = render(
             self.config,
             system_prompt=context.system_prompt,
             task_instruction=context.instruction,
@@ -60,8 +84,9 @@ class Chat:
             tools=context.tools,
             templates=context.prompt_templates,
         )
+        return [dict(message) for message in messages]
 
-    def delta(self, request: Request, messages: list[Message]) -> tuple[list[dict[str, Any]], int]:
+    def delta(self, request: Request, messages: list[Message]) -> tuple[list[Message], int]:
         """What differs from the messages of this role's turn before, and how many of those are kept.
 
         An episode that was begun elsewhere (a fork) starts with all messages.
@@ -69,7 +94,7 @@ class Chat:
         key = (request.context.episode_id, request.role)
         kept = common_prefix(self._last.get(key, []), messages)
         self._last[key] = messages
-        return [dict(message) for message in messages[kept:]], kept
+        return messages[kept:], kept
 
     def finish(self, episode_id: str) -> None:
         """Forgets an episode."""
