@@ -223,7 +223,7 @@ class Comparison(msgspec.Struct, kw_only=True):
         first, second: success rates over the pairs.
         difference: second - first; its interval is Agresti and Min's, or a bootstrap over tasks if they are repeated.
         only_first, only_second: pairs that only one of them solved.
-        p_value: exact McNemar test.
+        p_value: exact McNemar test, or a sign-flip test over tasks if they are repeated.
     """
 
     pairs: int
@@ -254,8 +254,10 @@ def compare(first: Sequence[Episode], second: Sequence[Episode]) -> Comparison:
     tasks = [one[i].task_id for i in ids]
     if len(set(tasks)) == len(tasks):
         low, high = stats.paired_difference(only_first, only_second, len(ids))
+        p_value = stats.mcnemar(only_first, only_second)
     else:
         low, high = stats.paired_bootstrap(a, b, tasks)
+        p_value = stats.sign_flip_test(a, b, tasks)
     return Comparison(
         pairs=len(ids),
         left_out=len(everything) - len(ids),
@@ -264,5 +266,5 @@ def compare(first: Sequence[Episode], second: Sequence[Episode]) -> Comparison:
         difference=Estimate((sum(b) - sum(a)) / len(a), _known(low), _known(high)),
         only_first=only_first,
         only_second=only_second,
-        p_value=stats.mcnemar(only_first, only_second),
+        p_value=p_value,
     )

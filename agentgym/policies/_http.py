@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import math
 import os
 import threading
 import time
@@ -238,7 +239,8 @@ def _retry_after(headers: httpx.Headers) -> float | None:
     """Seconds that Retry-After asks to wait: a number, or an HTTP date."""
     value = headers.get("retry-after", "").strip()
     try:
-        return max(0.0, float(value))
+        seconds = float(value)
+        return None if math.isnan(seconds) else max(0.0, seconds)
     except ValueError:
         pass
     try:
