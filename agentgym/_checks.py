@@ -381,7 +381,7 @@ def capabilities(subject: Subject) -> Iterator[Problem]:
             )
 
 
-@check("what is listed as admissible is accepted as valid", needs="admissible", after=("determinism", "infos"))
+@check("what is listed as admissible is accepted as valid", needs=("admissible",), after=("determinism", "infos"))
 def admissible(subject: Subject) -> Iterator[Problem]:
     with subject.env() as env:
         actions: list[str] = []
@@ -404,7 +404,7 @@ def admissible(subject: Subject) -> Iterator[Problem]:
                     return
 
 
-@check("what the expert says is accepted as valid", needs="expert", after=("infos",))
+@check("what the expert says is accepted as valid", needs=("expert",), after=("infos",))
 def expert(subject: Subject) -> Iterator[Problem]:
     with subject.env() as env:
         step = start(env, subject.seed)

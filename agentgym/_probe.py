@@ -33,7 +33,6 @@ class Subject:
     seed: int = 0
     turns: int = 12
     subprocess: bool = False
-    cls: type[AgentEnv] = AgentEnv
     capabilities: frozenset[str] = field(default_factory=frozenset)
 
     @contextlib.contextmanager
@@ -76,19 +75,19 @@ class Check:
         name: name of the function.
         meaning: one line for the report.
         run: the function.
-        needs: capability without which there is nothing to check, or "".
+        needs: capabilities without which there is nothing to check.
         after: checks that must have passed, because this one builds on what they say.
     """
 
     name: str
     meaning: str
     run: Callable[[Subject], Iterator[Problem]]
-    needs: str = ""
+    needs: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
 
 
 def check(
-    meaning: str, *, needs: str = "", after: tuple[str, ...] = ()
+    meaning: str, *, needs: tuple[str, ...] = (), after: tuple[str, ...] = ()
 ) -> Callable[[Callable[[Subject], Iterator[Problem]]], Check]:
     """Makes a check of a function, under its name."""
 

@@ -94,8 +94,6 @@ def interleaving(subject: Subject) -> Iterator[Problem]:
 
 @check("another process with another PYTHONHASHSEED gives the same episodes", after=_SOUND)
 def other_process(subject: Subject) -> Iterator[Problem]:
-    if not subject.subprocess:
-        return
     first, second = (record_elsewhere(subject, _seeds(subject), hash_seed) for hash_seed in ("1", "2"))
     if found := difference(first, second):
         yield f"two processes differ: {found}", "Sort sets before their order shows; use hashlib, not hash()"
@@ -104,7 +102,7 @@ def other_process(subject: Subject) -> Iterator[Problem]:
 # Snapshots.
 
 
-@check("a restored snapshot continues as the original does", needs="snapshot", after=_SOUND)
+@check("a restored snapshot continues as the original does", needs=("snapshot",), after=_SOUND)
 def snapshot_continuation(subject: Subject) -> Iterator[Problem]:
     with subject.env() as env:
         played = list(walk(env, subject.seed, subject.turns))
@@ -144,7 +142,7 @@ def _steps(env: AgentEnv) -> bool:
     return True
 
 
-@check("a restored copy and its original do not disturb one another", needs="snapshot", after=_SOUND)
+@check("a restored copy and its original do not disturb one another", needs=("snapshot",), after=_SOUND)
 def snapshot_isolation(subject: Subject) -> Iterator[Problem]:
     with subject.env() as env:
         actions = [step.action for step in walk(env, subject.seed, subject.turns) if step.action is not None]
@@ -167,7 +165,7 @@ def snapshot_isolation(subject: Subject) -> Iterator[Problem]:
                 return
 
 
-@check("equal states give equal snapshot bytes", needs="snapshot", after=_SOUND)
+@check("equal states give equal snapshot bytes", needs=("snapshot",), after=_SOUND)
 def snapshot_bytes(subject: Subject) -> Iterator[Problem]:
     with subject.env() as one, subject.env() as two:
         for left, right in zip(
@@ -188,7 +186,7 @@ def snapshot_bytes(subject: Subject) -> Iterator[Problem]:
             return
 
 
-@check("damaged snapshots are refused with UsageError", needs="snapshot")
+@check("damaged snapshots are refused with UsageError", needs=("snapshot",))
 def snapshot_damage(subject: Subject) -> Iterator[Problem]:
     with subject.env() as env:
         for _ in walk(env, subject.seed, 3):
@@ -287,10 +285,12 @@ def _branches(
             env.restore(here)
 
 
-@check("two independent actions in either order lead to the same state key", needs="state_key", after=_KEY_NEEDS)
+@check(
+    "two independent actions in either order lead to the same state key",
+    needs=("state_key", "snapshot", "admissible"),
+    after=_KEY_NEEDS,
+)
 def state_key_order(subject: Subject) -> Iterator[Problem]:
-    if not {"snapshot", "admissible"} <= subject.capabilities:
-        return
     with subject.env() as env, subject.env() as probe:
         probe.max_turns = _NO_LIMIT
         for _, children, generator in _branches(subject, env, 5):
@@ -312,10 +312,8 @@ def state_key_order(subject: Subject) -> Iterator[Problem]:
                     return
 
 
-@check("equal state keys have equal futures", needs="state_key", after=_KEY_NEEDS)
+@check("equal state keys have equal futures", needs=("state_key", "snapshot", "admissible"), after=_KEY_NEEDS)
 def state_key_future(subject: Subject) -> Iterator[Problem]:
-    if not {"snapshot", "admissible"} <= subject.capabilities:
-        return
     with subject.env() as env, subject.env() as probe:
         probe.max_turns = _NO_LIMIT
         for _, children, generator in _branches(subject, env, 12):

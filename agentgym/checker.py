@@ -143,8 +143,11 @@ def _factory(name: str, **kwargs: Any) -> Callable[[], AgentEnv]:
 
 def _run(each: Check, subject: Subject, report: Report) -> None:
     passed = {name for name, _ in report.passed}
-    if each.needs and each.needs not in subject.capabilities:
-        report.skipped.append((each.name, f"the capability {each.needs!r} is not declared"))
+    if lacking := [name for name in each.needs if name not in subject.capabilities]:
+        report.skipped.append((each.name, f"the environment does not declare {', '.join(lacking)}"))
+        return
+    if each is _state_checks.other_process and not subject.subprocess:
+        report.skipped.append((each.name, "asked for with subprocess=True"))
         return
     if missing := [name for name in each.after if name not in passed]:
         report.skipped.append((each.name, f"it builds on {', '.join(missing)}"))

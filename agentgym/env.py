@@ -16,7 +16,7 @@ import gymnasium
 import msgspec
 
 from agentgym.actions import ActionFormat, Parsed, ToolSpec, get_format
-from agentgym.errors import StepOrderError, UsageError, choices
+from agentgym.errors import AgentGymError, StepOrderError, UsageError, choices
 from agentgym.registry import make_task_set
 from agentgym.spaces import Unicode, find_surrogate
 from agentgym.task import Task, TaskSet, default_split, resolve_split, select_task
@@ -127,7 +127,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     over: bool
     rng: dict[str, Any]
     observation: str
-    info: dict[str, Any]
+    info: Info
     payload: bytes
 
 
@@ -355,7 +355,7 @@ class AgentEnv(gymnasium.Env[str, str]):
                 over=self._over,
                 rng=_pack_rng(self.np_random.bit_generator.state),
                 observation=self._observation,
-                info=dict(self._info),
+                info=self._info,
                 payload=self._save(),
             )
         )
@@ -383,24 +383,23 @@ class AgentEnv(gymnasium.Env[str, str]):
             raise UsageError(
                 f"snapshot was taken on task set {saved.task_set!r}, this environment plays {self.task_set.name!r}"
             )
-        missing = [key for key in INFO_KEYS if key not in saved.info]
-        if missing:
-            raise UsageError(f"snapshot lacks info {missing}; it was damaged or edited, take it again")
         task = self.task_set.get(saved.task_id)
         rng = _unpack_rng(saved.rng)
         self._over = self._broken = True  # a restore that fails half-way leaves nothing to step
         try:
             self.np_random.bit_generator.state = rng
-        except (TypeError, ValueError, KeyError) as error:
+        except (TypeError, ValueError, LookupError, OverflowError) as error:
             raise UsageError(f"snapshot has no usable generator state ({error}); take it again") from error
-        self._load(task, saved.payload)
+        try:
+            self._load(task, saved.payload)
+        except AgentGymError:
+            raise
+        except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, msgspec.MsgspecError) as error:
+            raise UsageError(f"snapshot has no usable state of {here} ({error!r}); take it again") from error
         self.task = task
         self._turn, self._score, self._over, self._broken = saved.turn, saved.score, saved.over, False
-        info = dict(saved.info)
-        for key in ("admissible", "checkpoints"):
-            info[key] = None if info[key] is None else tuple(info[key])
-        self._observation, self._info = saved.observation, info  # type: ignore[assignment]
-        return saved.observation, dict(info)  # type: ignore[return-value]
+        self._observation, self._info = saved.observation, saved.info
+        return saved.observation, saved.info.copy()
 
     def render(self) -> str | None:
         """The last observation, with render_mode="ansi"."""
@@ -446,7 +445,7 @@ class AgentEnv(gymnasium.Env[str, str]):
             "role": self._role(),
             "valid": outcome.valid,
             "success": success,
-            "score": math.nan if self._score is None else self._score,
+            "score": math.nan if self._score is None else float(self._score),
             "admissible": self._admissible(),
             "state_key": self._state_key(),
             "feedback": outcome.feedback,

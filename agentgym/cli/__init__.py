@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from agentgym import __version__
 from agentgym.cli import check, data, evaluate, listing, play, replay, show
 from agentgym.errors import AgentGymError
 
@@ -20,6 +22,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"agentgym {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Environments and benchmarks for multi-turn LLM agents."""
+
+
 app.command("list")(listing.list_everything)
 app.command("check")(check.check)
 app.command("play")(play.play)
