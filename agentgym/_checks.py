@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from agentgym._probe import Problem, Step, Subject, check, choose, follow, start, take, walk
+from agentgym.actions import render_command
 from agentgym.env import CAPABILITIES, INFO_KEYS, AgentEnv, Outcome
 from agentgym.errors import AgentGymError, InfrastructureError, StepOrderError, UsageError
 from agentgym.spaces import find_surrogate
@@ -154,7 +155,10 @@ def _mutables(value: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from _mutables(part, f"{path}[{i}]")
 
 
-@check("the last observation and info are complete, and truncation comes exactly at max_turns")
+@check(
+    "the last observation and info are complete, and truncation comes exactly at max_turns",
+    after=("observations", "infos"),
+)
 def ends(subject: Subject) -> Iterator[Problem]:
     with subject.env() as env:
         env.max_turns = min(3, env.max_turns)
@@ -194,8 +198,9 @@ def order(subject: Subject) -> Iterator[Problem]:
         yield from _must_refuse(env, "look", "step() before reset()")
     with subject.env() as env:
         env.max_turns = min(2, env.max_turns)
-        for _ in walk(env, subject.seed, env.max_turns):
-            pass
+        *_, last = walk(env, subject.seed, env.max_turns + 10)
+        if not last.ended:
+            return
         yield from _must_refuse(env, "look", "step() after the end of the episode")
         start(env, subject.seed)
         take(env, "look")
@@ -340,7 +345,7 @@ def reset_options(subject: Subject) -> Iterator[Problem]:
             yield f"reset(options={options!r}) {what}", "Raise UsageError and say what there is instead"
 
 
-@check("declared capabilities exist, and undeclared ones do not appear")
+@check("declared capabilities exist, and undeclared ones do not appear", after=("observations", "infos"))
 def capabilities(subject: Subject) -> Iterator[Problem]:
     mend = "Declare in `capabilities` exactly what the family offers"
     declared = subject.capabilities
@@ -395,7 +400,7 @@ def admissible(subject: Subject) -> Iterator[Problem]:
                 return
             for command in commands[:: max(1, len(commands) // 8)]:
                 follow(env, subject.seed, actions)
-                answer = take(env, env.action_format.render(command))
+                answer = take(env, render_command(env.action_format, env.tools, command))
                 if not answer.info["valid"]:
                     yield (
                         f"{step.where}, the admissible action {command!r:.60} is refused: {answer.observation!r:.80}",

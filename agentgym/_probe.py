@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from agentgym.actions import render_command
 from agentgym.env import AgentEnv
 
 Flat = dict[str, str]
@@ -113,11 +114,11 @@ def choose(env: AgentEnv, info: Mapping[str, Any], rng: random.Random) -> str:
     """A sensible action: mostly an admissible one, or the expert's, else a plain word."""
     admissible = info.get("admissible")
     if "admissible" in env.capabilities and admissible and rng.random() < 0.8:
-        return env.action_format.render(rng.choice(list(admissible)))
+        return render_command(env.action_format, env.tools, rng.choice(list(admissible)))
     if "expert" in env.capabilities and isinstance(action := env.expert(), str):
         return action
     if admissible:
-        return env.action_format.render(rng.choice(list(admissible)))
+        return render_command(env.action_format, env.tools, rng.choice(list(admissible)))
     return rng.choice(["look", "help", "1", "yes"])
 
 

@@ -24,15 +24,16 @@ from agentgym._probe import (
     global_generators,
     global_state,
     record_elsewhere,
-    start,
     take,
     transcript,
     walk,
 )
+from agentgym.actions import render_command
 from agentgym.env import AgentEnv
 from agentgym.errors import StepOrderError, UsageError
 
-_SOUND = ("determinism", "global_random", "interleaving")
+_SOUND = ("determinism", "global_random", "fresh_reset", "interleaving")
+_WHOLE = (*_SOUND, "observations", "rewards", "infos", "shared_infos", "ends", "order")
 _NO_LIMIT = 1_000_000
 
 
@@ -51,11 +52,6 @@ def determinism(subject: Subject) -> Iterator[Problem]:
     mend = "Draw only from self.np_random; keep clocks, uuids, id() and set order out of observations and infos"
     if found := difference(first, second):
         yield f"two plays of the same seeds differ: {found}", mend
-        return
-    with global_generators(1), subject.env() as env:
-        again = transcript(env, [subject.seed], subject.turns)
-    if found := difference(first[-len(again) :], again):
-        yield f"a seed gives another episode when others were played before: {found}", "Set all state up in _start"
 
 
 @check("Python's and NumPy's global generators are neither used nor changed", after=("determinism",))
@@ -69,6 +65,17 @@ def global_random(subject: Subject) -> Iterator[Problem]:
             transcript(env, _seeds(subject), subject.turns)
         if global_state() != before:
             yield "a play changes the state of a global generator", mend
+
+
+@check("an episode does not depend on those played before it", after=("determinism", "global_random"))
+def fresh_reset(subject: Subject) -> Iterator[Problem]:
+    with subject.env() as env:
+        expected = transcript(env, [subject.seed], subject.turns)
+    with subject.env() as env:
+        for _ in walk(env, subject.seed + 1, max(1, subject.turns // 2)):
+            pass
+        if found := difference(expected, transcript(env, [subject.seed], subject.turns)):
+            yield f"a seed gives another episode after one was played half-way: {found}", "Set all state up in _start"
 
 
 @check("two environments played in turn give what each gives alone", after=("determinism", "global_random"))
@@ -102,7 +109,7 @@ def other_process(subject: Subject) -> Iterator[Problem]:
 # Snapshots.
 
 
-@check("a restored snapshot continues as the original does", needs=("snapshot",), after=_SOUND)
+@check("a restored snapshot continues as the original does", needs=("snapshot",), after=_WHOLE)
 def snapshot_continuation(subject: Subject) -> Iterator[Problem]:
     with subject.env() as env:
         played = list(walk(env, subject.seed, subject.turns))
@@ -142,7 +149,7 @@ def _steps(env: AgentEnv) -> bool:
     return True
 
 
-@check("a restored copy and its original do not disturb one another", needs=("snapshot",), after=_SOUND)
+@check("a restored copy and its original do not disturb one another", needs=("snapshot",), after=_WHOLE)
 def snapshot_isolation(subject: Subject) -> Iterator[Problem]:
     with subject.env() as env:
         actions = [step.action for step in walk(env, subject.seed, subject.turns) if step.action is not None]
@@ -165,7 +172,7 @@ def snapshot_isolation(subject: Subject) -> Iterator[Problem]:
                 return
 
 
-@check("equal states give equal snapshot bytes", needs=("snapshot",), after=_SOUND)
+@check("equal states give equal snapshot bytes", needs=("snapshot",), after=_WHOLE)
 def snapshot_bytes(subject: Subject) -> Iterator[Problem]:
     with subject.env() as one, subject.env() as two:
         for left, right in zip(
@@ -186,7 +193,7 @@ def snapshot_bytes(subject: Subject) -> Iterator[Problem]:
             return
 
 
-@check("damaged snapshots are refused with UsageError", needs=("snapshot",))
+@check("damaged snapshots are refused with UsageError", needs=("snapshot",), after=_WHOLE)
 def snapshot_damage(subject: Subject) -> Iterator[Problem]:
     with subject.env() as env:
         for _ in walk(env, subject.seed, 3):
@@ -247,7 +254,7 @@ def _future(env: AgentEnv, saved: bytes, generator: Any) -> list[Flat]:
     commands = list(first.info["admissible"] or ())
     for command in commands[:40]:
         again()
-        seen.append(look(take(env, env.action_format.render(command))))
+        seen.append(look(take(env, render_command(env.action_format, env.tools, command))))
     for i in range(6):
         rng = random.Random(i)
         step = again()
@@ -255,12 +262,12 @@ def _future(env: AgentEnv, saved: bytes, generator: Any) -> list[Flat]:
             choice = list(step.info["admissible"] or ())
             if step.ended or not choice:
                 break
-            step = take(env, env.action_format.render(rng.choice(choice)))
+            step = take(env, render_command(env.action_format, env.tools, rng.choice(choice)))
             seen.append(look(step))
     return seen
 
 
-_KEY_NEEDS = (*_SOUND, "infos", "snapshot_continuation", "snapshot_isolation")
+_KEY_NEEDS = (*_WHOLE, "capabilities", "admissible", "snapshot_continuation", "snapshot_isolation")
 
 
 def _branches(
@@ -278,7 +285,7 @@ def _branches(
             children = []
             for command in rng.sample(commands, min(len(commands), per_state)):
                 env.restore(here)
-                child = take(env, env.action_format.render(command))
+                child = take(env, render_command(env.action_format, env.tools, command))
                 if not child.ended:
                     children.append((command, env.snapshot(), child.info["state_key"]))
             yield here, children, generator
@@ -298,7 +305,7 @@ def state_key_order(subject: Subject) -> Iterator[Problem]:
                 ends = []
                 for saved, second in ((after_a, b), (after_b, a)):
                     probe.restore(saved)
-                    step = take(probe, probe.action_format.render(second))
+                    step = take(probe, render_command(probe.action_format, probe.tools, second))
                     if step.ended or not step.info["valid"]:
                         break
                     ends.append((step.info["state_key"], probe.snapshot()))
@@ -331,7 +338,7 @@ def state_key_future(subject: Subject) -> Iterator[Problem]:
                     return
 
 
-@check("Gymnasium's own check passes", after=(*_SOUND, "observations", "rewards", "infos", "bad_actions", "order"))
+@check("Gymnasium's own check passes", after=(*_WHOLE, "bad_actions", "faults", "reset_options"))
 def gymnasium_check(subject: Subject) -> Iterator[Problem]:
     with subject.env() as env, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -344,21 +351,12 @@ def gymnasium_check(subject: Subject) -> Iterator[Problem]:
             )
 
 
-@check("another seed may be given after an episode has begun", after=("determinism",))
-def reseeding(subject: Subject) -> Iterator[Problem]:
-    with subject.env() as env:
-        expected = flat_step(start(env, subject.seed))
-        take(env, "look")
-        if found := difference([expected], [flat_step(start(env, subject.seed))]):
-            yield f"reset in the middle of an episode differs: {found}", "Set all state up in _start"
-
-
 CHECKS = (
     determinism,
     global_random,
+    fresh_reset,
     interleaving,
     other_process,
-    reseeding,
     snapshot_continuation,
     snapshot_isolation,
     snapshot_bytes,

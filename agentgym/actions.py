@@ -91,12 +91,32 @@ class ActionFormat(msgspec.Struct, frozen=True):
         parse: (text, tools) -> Parsed; never raises.
         render: (action, thought) -> text that parses to that action.
         instructions: tools -> text telling a model how to answer.
+        calls_tools: whether an action of this format is a tool call, in JSON.
     """
 
     name: str
     parse: Parse
     render: Render
     instructions: Callable[[Sequence[ToolSpec]], str]
+    calls_tools: bool = False
+
+
+def render_command(action_format: ActionFormat, tools: Sequence[ToolSpec], command: str) -> str:
+    """The text that makes an environment carry out one of its plain commands, in any format.
+
+    Where a format calls tools, the command becomes the one required argument of the environment's only tool.
+
+    Raises:
+        UsageError: if the format calls tools and it is not plain which tool takes a command.
+    """
+    if not action_format.calls_tools:
+        return action_format.render(command)
+    required = [name for tool in tools for name in tool.parameters.get("required", ())]
+    if len(tools) != 1 or len(required) != 1:
+        raise UsageError(
+            f"this environment has no single tool that takes a command such as {command!r:.60}; call its tools"
+        )
+    return action_format.render(canonical_call(tools[0].name, {required[0]: command}))
 
 
 def get_format(name: str | ActionFormat) -> ActionFormat:
@@ -500,8 +520,8 @@ FORMATS: Mapping[str, ActionFormat] = {
         ActionFormat("raw", _parse_raw, _render_raw, _instruct_raw),
         ActionFormat("think-action", _parse_think_action, _render_think_action, _instruct_think_action),
         ActionFormat("search-answer", _parse_search_answer, _render_search_answer, _instruct_search_answer),
-        ActionFormat("tool-call-json", _parse_call_json, _render_call_json, _instruct_call_json),
-        ActionFormat("tool-call-hermes", _parse_call_hermes, _render_call_hermes, _instruct_call_hermes),
+        ActionFormat("tool-call-json", _parse_call_json, _render_call_json, _instruct_call_json, True),
+        ActionFormat("tool-call-hermes", _parse_call_hermes, _render_call_hermes, _instruct_call_hermes, True),
         _verl_agent("verl-agent", 30),
         _verl_agent("verl-agent-20", 20),
     )

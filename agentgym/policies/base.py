@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from agentgym.actions import ActionFormat, ToolSpec
+from agentgym.actions import ActionFormat, ToolSpec, render_command
 from agentgym.env import Info
 from agentgym.episode import Turn
 from agentgym.errors import UsageError, choices
@@ -76,6 +76,10 @@ class Request(msgspec.Struct, gc=False):
     def rng(self) -> np.random.Generator:
         """Generator of this episode; draws from it are reproducible."""
         return self.context.rng
+
+    def render(self, command: str) -> str:
+        """The text that makes the environment carry out one of its plain commands."""
+        return render_command(self.context.action_format, self.context.tools, command)
 
 
 class Reply(msgspec.Struct, kw_only=True, gc=False):

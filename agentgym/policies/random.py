@@ -21,7 +21,7 @@ class RandomPolicy(Policy):
     @staticmethod
     def _choose(request: Request) -> str:
         commands = request.info["admissible"] or ("",)
-        return request.context.action_format.render(commands[int(request.rng.integers(len(commands)))])
+        return request.render(commands[int(request.rng.integers(len(commands)))])
 
 
 def make(argument: str | None = None) -> Policy:

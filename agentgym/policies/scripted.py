@@ -46,8 +46,8 @@ class ScriptedPolicy(Policy):
             return self._function(request)
         if self._actions is not None:
             text = self._actions[min(len(request.history), len(self._actions) - 1)]
-            return request.context.action_format.render(text)
-        return request.context.action_format.render(_explore(request))
+            return request.render(text)
+        return request.render(_explore(request))
 
     def describe(self) -> dict[str, Any]:
         """Name and script."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, cast
 import msgspec
 import numpy as np
 
-from agentgym.actions import ActionFormat, ToolSpec
+from agentgym.actions import ActionFormat, ToolSpec, render_command
 from agentgym.env import AgentEnv, Outcome
 from agentgym.envs.alfworld.engine import Engine
 from agentgym.envs.alfworld.expert import Expert
@@ -193,7 +193,7 @@ class ALFWorldEnv(AgentEnv):
     def expert(self) -> str | None:
         """The next command of the chosen expert, in this environment's action format."""
         command = self._expert_command()
-        return None if command is None else self.action_format.render(command)
+        return None if command is None else render_command(self.action_format, self.tools, command)
 
     def close(self) -> None:
         """Ends the reference's process, if there is one."""
