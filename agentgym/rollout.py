@@ -132,7 +132,21 @@ class Runner:
         self._retry: deque[EpisodeSpec] = deque()
 
     def run(self, specs: Iterable[EpisodeSpec]) -> Iterator[Episode]:
-        """Yields every attempt when it ends."""
+        """Yields every attempt when it ends; closed early, it leaves the back end fit for another rollout."""
+        try:
+            yield from self._run(specs)
+        finally:
+            if self._live:
+                self._backend.cancel()
+                for live in self._live.values():
+                    self._let_go(live.spec.episode_id)
+                self._live.clear()
+
+    def _let_go(self, episode_id: str) -> None:
+        for policy in {id(policy): policy for policy in self._policies.values()}.values():
+            policy.finish(episode_id)
+
+    def _run(self, specs: Iterable[EpisodeSpec]) -> Iterator[Episode]:
         todo = iter(specs)
         free = list(range(self._backend.slots))[::-1]
         while True:
@@ -336,8 +350,7 @@ class Runner:
     def _finish(self, slot: int, live: _Live, fault: Fault | None) -> Episode:
         del self._live[slot]
         spec = live.spec
-        for policy in {id(p): p for p in self._policies.values()}.values():
-            policy.finish(spec.episode_id)
+        self._let_go(spec.episode_id)
         episode = Episode(
             episode_id=spec.episode_id,
             task_id=spec.task_id,

@@ -78,6 +78,9 @@ class Backend(Protocol):
     def wake(self) -> None:
         """Makes a waiting `receive` return; may be called from any thread."""
 
+    def cancel(self) -> None:
+        """Gives up all answers that are owed, so that no later rollout receives them; workers at work are replaced."""
+
     def close(self) -> None:
         """Ends all workers."""
 
@@ -136,6 +139,10 @@ class SerialBackend:
     def wake(self) -> None:
         """Makes a waiting `receive` return."""
         self._woken.set()
+
+    def cancel(self) -> None:
+        """Forgets what was sent."""
+        self._pending.clear()
 
     def close(self) -> None:
         """Closes the environments."""
@@ -210,13 +217,22 @@ class ThreadBackend:
         for slot, thread in enumerate(self._threads):
             if thread.running and now - thread.running[1] >= self._limits.of(thread.running[0]):
                 events.append(Event(slot, self._limits.fault(thread.running[0])))
-                thread.commands.put(None)  # it ends if it ever comes back
-                self._threads[slot] = _Thread(slot, self._answers)
+                self._abandon(slot)
         return events
+
+    def _abandon(self, slot: int) -> None:
+        self._threads[slot].commands.put(None)  # it ends if it ever comes back
+        self._threads[slot] = _Thread(slot, self._answers)
 
     def wake(self) -> None:
         """Makes a waiting `receive` return."""
         self._answers.put(None)
+
+    def cancel(self) -> None:
+        """Leaves threads at work behind; their answers are recognised as stale."""
+        for slot, thread in enumerate(self._threads):
+            if thread.running:
+                self._abandon(slot)
 
     def close(self) -> None:
         """Lets the threads end; a hanging one is a daemon and dies with the process."""
@@ -379,8 +395,9 @@ class ProcessBackend:
                 if not self._read(worker, events) and worker not in dead:
                     dead.append(worker)
             elif worker not in dead:  # its sentinel: it has ended, but its last words may still lie in the pipe
-                while worker.connection.poll() and self._read(worker, events):
-                    pass
+                with contextlib.suppress(OSError):
+                    while worker.connection.poll() and self._read(worker, events):
+                        pass
                 dead.append(worker)
         for worker in dead:
             code = self._exit_code(worker)
@@ -427,16 +444,27 @@ class ProcessBackend:
         lost = Fault("lost", "another episode brought down the worker process they shared")
         owed = worker.occupied | {slot for slot, _ in worker.queued}
         events = [Event(slot, fault if slot == culprit else lost) for slot in sorted(owed)]
+        self._exchange(worker)
+        return events
+
+    def _exchange(self, worker: _Process) -> None:
         self._selector.unregister(worker.connection)
         self._selector.unregister(worker.process.sentinel)
         worker.close()
         self.workers[worker.index] = self._begin(worker.index)
-        return events
 
     def wake(self) -> None:
         """Makes a waiting `receive` return."""
         with contextlib.suppress(BlockingIOError, OSError):
             os.write(self._wake_write, b"w")
+
+    def cancel(self) -> None:
+        """Replaces the processes at work."""
+        for worker in list(self.workers):
+            worker.queued.clear()
+            if worker.outstanding:
+                self._exchange(worker)
+            worker.occupied.clear()
 
     def close(self) -> None:
         """Kills all processes: what they hold belongs to episodes that nobody waits for."""

@@ -341,7 +341,7 @@ PLANTED: list[tuple[type[AgentEnv], set[str]]] = [
     (CountedSnapshot, {"snapshot_bytes"}),
     (Careless, {"snapshot_damage"}),
     (Raises, {"bad_actions"}),
-    (TurnNotCounted, {"bad_actions"}),
+    (TurnNotCounted, {"bad_actions", "ends"}),
     (TooLong, {"observations"}),
     (Surrogate, {"observations"}),
     (Bytes, {"observations"}),

@@ -247,6 +247,23 @@ def test_slow_decisions_overlap() -> None:
         assert Slow.most >= 3, name
 
 
+@pytest.mark.parametrize("name", ["serial", "threads", "processes"])
+def test_a_rollout_closed_early_leaves_the_back_end_fit_for_another(name: str) -> None:
+    backend = make_backend(name, 3, limits=LIMITS)
+    try:
+        for _ in range(3):
+            unfinished = rollout(
+                specs(9, seed=1), "count", worlds.UpPolicy(), backend=backend, env_kwargs={"delay": 0.02}
+            )
+            next(unfinished)
+            unfinished.close()  # type: ignore[attr-defined]
+        plan = specs(6, seed=2)
+        again = list(rollout(plan, "count", worlds.UpPolicy(), backend=backend))
+    finally:
+        backend.close()
+    assert comparable(again) == comparable(list(rollout(plan, "count", worlds.UpPolicy())))
+
+
 def test_forks_continue_from_a_snapshot() -> None:
     env = worlds.CountEnv(tasks="count/tasks")
     env.reset(seed=3, options={"task": "count/0001"})

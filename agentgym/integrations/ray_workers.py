@@ -89,17 +89,26 @@ class RayBackend:
 
     def _replace(self, culprit: int, fault: Fault) -> list[Event]:
         index = culprit // self._per_worker
-        self._ray.kill(self._actors[index])
-        self._actors[index] = self._class.remote()
-        self._running = {ref: item for ref, item in self._running.items() if item[0] // self._per_worker != index}
+        self._exchange(index)
         slots = sorted({slot for slot in self._occupied if slot // self._per_worker == index} | {culprit})
         self._occupied -= set(slots)
         lost = Fault("lost", "another episode brought down the Ray actor they shared")
         return [Event(slot, fault if slot == culprit else lost) for slot in slots]
 
+    def _exchange(self, index: int) -> None:
+        self._ray.kill(self._actors[index])
+        self._actors[index] = self._class.remote()
+        self._running = {ref: item for ref, item in self._running.items() if item[0] // self._per_worker != index}
+
     def wake(self) -> None:
         """Makes a waiting `receive` return at its next poll."""
         self._woken = True
+
+    def cancel(self) -> None:
+        """Replaces the actors at work."""
+        for index in sorted({slot // self._per_worker for slot, _, _ in self._running.values()}):
+            self._exchange(index)
+        self._occupied.clear()
 
     def close(self) -> None:
         """Ends the actors, and the cluster if it was started here."""
