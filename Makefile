@@ -37,8 +37,9 @@ lint: $(VENV)/.test-$(EXTRAS)
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -q
 
+# alfworld_engine measures against the alfworld package: make bench EXTRAS=dev,textworld
 bench: $(VENV)/.test-$(EXTRAS)
-	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	for name in rollout_overhead alfworld_scale alfworld_engine; do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 clean:
 	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache

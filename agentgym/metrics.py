@@ -15,6 +15,8 @@ import msgspec
 from agentgym import stats
 from agentgym.episode import SUMMARY, Episode, RunConfig, final_episodes, write_atomically
 
+NO_KIND = "(no kind)"  # faults that came before the environment said what the task was
+
 
 class Estimate(msgspec.Struct, frozen=True):
     """A mean with its interval; None while unknown."""
@@ -31,7 +33,8 @@ class Group(msgspec.Struct, kw_only=True):
         episodes: episodes of the plan that ended, faults included.
         finished: those with an end of the environment.
         unknown: finished ones without a verdict.
-        faults: episodes whose last attempt was a fault; `fault_causes` says which.
+        faults: episodes whose last attempt was a fault.
+        fault_causes: cause -> attempts that it ended, those that were tried again included.
         retried: attempts that were faults and were tried again.
         solved: successes.
         success: success rate among episodes with a verdict.
@@ -39,7 +42,8 @@ class Group(msgspec.Struct, kw_only=True):
         turns, turns_solved: mean number of turns, of all and of solved episodes.
         invalid: share of actions that were not valid.
         tokens, cost: sums over all attempts; `tokens_per_solved` and `cost_per_solved` divide them by the successes.
-        pass_at_k, pass_hat_k: k -> mean over tasks, for k up to the repeats.
+        pass_at_k, pass_hat_k: k -> mean over the tasks with at least k verdicts, for k up to the repeats; empty
+            without repeats.
         policy_seconds, env_seconds: mean a turn.
         metrics: means of the family's own numbers.
     """
@@ -109,7 +113,7 @@ def summarise(episodes: Sequence[Episode], config: RunConfig) -> Summary:
         split=config.split,
         planned=len(config.tasks) * config.repeats,
         overall=overall,
-        kinds={kind: _group(kinds[kind]) for kind in sorted(kinds) if kind},
+        kinds={kind or NO_KIND: _group(kinds[kind]) for kind in sorted(kinds)} if any(kinds) else {},
         minimum_detectable_difference=_known(stats.minimum_detectable_difference(judged)),
     )
 
@@ -126,8 +130,8 @@ def _group(attempts: Sequence[Episode]) -> Group:
     solved = [episode for episode in judged if episode.outcome == "success"]
     turns = [turn for episode in finished for turn in episode.turns]
     tokens, cost = _spent(attempts)
-    scored = [episode for episode in finished if episode.score is not None]
-    rewarded = [episode for episode in finished if episode.total_reward is not None]
+    scored = [episode for episode in finished if _is_number(episode.score)]
+    rewarded = [episode for episode in finished if _is_number(episode.total_reward)]
     return Group(
         episodes=len(final),
         finished=len(finished),
@@ -155,7 +159,10 @@ def _group(attempts: Sequence[Episode]) -> Group:
 
 
 def _success(judged: Sequence[Episode]) -> Estimate:
-    """Wilson for one episode a task; over clusters of tasks when tasks are repeated."""
+    """Wilson for one episode a task; over clusters of tasks when tasks are repeated.
+
+    Where all tasks have the same rate, clusters show no spread: then each task counts as one trial for Wilson.
+    """
     if not judged:
         return Estimate()
     solved = [float(episode.outcome == "success") for episode in judged]
@@ -164,6 +171,9 @@ def _success(judged: Sequence[Episode]) -> Estimate:
         low, high = stats.wilson(sum(solved), len(solved))
         return Estimate(sum(solved) / len(solved), low, high)
     estimate = _mean(solved, tasks)
+    if estimate.value is not None and not _has_width(estimate.low, estimate.high):
+        distinct = len(set(tasks))
+        return Estimate(estimate.value, *stats.wilson(estimate.value * distinct, distinct))
     clip = [None if bound is None else min(1.0, max(0.0, bound)) for bound in (estimate.low, estimate.high)]
     return Estimate(estimate.value, *clip)
 
@@ -176,8 +186,16 @@ def _mean(values: Sequence[float], clusters: Sequence[str]) -> Estimate:
 
 
 def _average(values: Iterable[float]) -> float | None:
-    found = list(values)
+    found = [value for value in values if math.isfinite(value)]
     return math.fsum(found) / len(found) if found else None
+
+
+def _has_width(low: float | None, high: float | None) -> bool:
+    return low is not None and high is not None and high - low > 1e-9
+
+
+def _is_number(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
 
 
 def _known(value: float) -> float | None:
@@ -187,9 +205,9 @@ def _known(value: float) -> float | None:
 def _spent(attempts: Sequence[Episode]) -> tuple[float, float]:
     tokens = cost = 0.0
     for episode in attempts:
-        for spent in episode.usage.values():
-            tokens += spent.get("prompt_tokens", 0.0) + spent.get("completion_tokens", 0.0)
-            cost += spent.get("cost", 0.0)
+        for spent in episode.usage.values() or [turn.usage for turn in episode.turns]:
+            tokens += sum(_known(spent.get(name, 0.0)) or 0.0 for name in ("prompt_tokens", "completion_tokens"))
+            cost += _known(spent.get("cost", 0.0)) or 0.0
     return tokens, cost
 
 
@@ -198,12 +216,10 @@ def _pass(judged: Sequence[Episode], estimate: Callable[[int, int, int], float])
     for episode in judged:
         counts[episode.task_id][0] += 1
         counts[episode.task_id][1] += episode.outcome == "success"
-    most = min((n for n, _ in counts.values()), default=0)
-    if most < 2:
-        return {}
+    most = max((n for n, _ in counts.values()), default=0)
     result = {}
-    for k in range(1, most + 1):
-        values = [estimate(n, solved, k) for n, solved in counts.values()]
+    for k in range(1, most + 1) if most > 1 else ():
+        values = [estimate(n, solved, k) for n, solved in counts.values() if n >= k]
         result[str(k)] = math.fsum(values) / len(values)
     return result
 
@@ -252,12 +268,16 @@ def compare(first: Sequence[Episode], second: Sequence[Episode]) -> Comparison:
     only_first = sum(x > y for x, y in zip(a, b, strict=True))
     only_second = sum(y > x for x, y in zip(a, b, strict=True))
     tasks = [one[i].task_id for i in ids]
-    if len(set(tasks)) == len(tasks):
+    distinct = len(set(tasks))
+    if distinct == len(tasks):
         low, high = stats.paired_difference(only_first, only_second, len(ids))
         p_value = stats.mcnemar(only_first, only_second)
     else:
         low, high = stats.paired_bootstrap(a, b, tasks)
         p_value = stats.sign_flip_test(a, b, tasks)
+    if not _has_width(low, high):  # all tasks differ alike: each of them counts as one pair
+        share = distinct / len(tasks)
+        low, high = stats.paired_difference(round(only_first * share), round(only_second * share), distinct)
     return Comparison(
         pairs=len(ids),
         left_out=len(everything) - len(ids),

@@ -7,9 +7,9 @@ fixed charset table for shared memory. `Unicode` bounds only the length.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from gymnasium import Space
@@ -114,8 +114,45 @@ def _write(space: Unicode, index: int, value: str, shared: _SharedText) -> None:
     shared.lengths[index] = len(data)
 
 
+class _SharedTexts(Sequence[str]):
+    """A live view of the shared strings.
+
+    Gymnasium reads shared memory once, when the vector environment is made, and relies on the result being a view;
+    what it hands out at each step is a deep copy, unless it was made with copy=False.
+    """
+
+    def __init__(self, shared: _SharedText) -> None:
+        self._shared = shared
+
+    def __len__(self) -> int:
+        return self._shared.n
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        number = range(len(self))[index]
+        start = number * self._shared.capacity
+        view = memoryview(self._shared.data).cast("B")
+        return bytes(view[start : start + self._shared.lengths[number]]).decode("utf-8")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> tuple[str, ...]:
+        return self[:]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self[:] == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self[:])
+
+
 @vector_utils.read_from_shared_memory.register(Unicode)
-def _read(space: Unicode, shared: _SharedText, n: int = 1) -> tuple[str, ...]:
-    view = memoryview(shared.data).cast("B")
-    starts = (i * shared.capacity for i in range(n))
-    return tuple(bytes(view[s : s + shared.lengths[i]]).decode("utf-8") for i, s in enumerate(starts))
+def _read(space: Unicode, shared: _SharedText, n: int = 1) -> _SharedTexts:
+    return _SharedTexts(shared)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 import tests.worlds as worlds
@@ -133,6 +134,35 @@ def _workers_of(session: int) -> list[str]:
         if int(fields[3]) == session and fields[0] != "Z":
             found.append(status.parent.name)
     return found
+
+
+def test_token_arrays_come_back_as_they_were_sampled_also_after_a_crash(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    config = plan("count", episodes=6)
+    specs = {"*": PolicySpec(spec="tests.worlds:TokenPolicy", options={"noise": 0.3})}
+    evaluate(config, specs, run, backend="serial")
+    config = read_config(run)
+    whole = read_episodes(run, arrays=True)
+    for episode in whole:
+        for index, turn in enumerate(episode.turns):
+            assert turn.arrays["prompt_ids"].tolist() == list(range(10 * index, 10 * index + 5))
+            assert turn.arrays["completion_ids"].tolist() == [index, 2**31 - 1]
+            assert turn.arrays["logprobs"].dtype == np.float32
+            assert turn.kept_ids == 7 * index
+    log, arrays = run / EPISODES, run / "arrays.bin"
+    log.write_bytes(log.read_bytes()[:-20])  # torn line, its arrays already written
+    arrays.write_bytes(arrays.read_bytes() + b"torn")
+    evaluate(config, specs, run, resume=True, backend="serial")
+    again = read_episodes(run, arrays=True)
+    assert [e.episode_id for e in again] == [e.episode_id for e in whole]
+    for before, after in zip(whole, again, strict=True):
+        for one, two in zip(before.turns, after.turns, strict=True):
+            assert all(np.array_equal(one.arrays[name], two.arrays[name]) for name in one.arrays)
+    arrays.write_bytes(arrays.read_bytes()[:40])
+    with pytest.raises(DataError, match="lies outside the file"):
+        read_episodes(run, arrays=True)
+    with pytest.raises(DataError, match=r"shorter than episodes.jsonl says"):
+        evaluate(config, specs, run, resume=True, backend="serial")
 
 
 def test_a_torn_last_line_is_dropped_with_a_notice_and_played_again(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
 
 from agentgym.env import AgentEnv, Outcome
 from agentgym.errors import DataError, InfrastructureError
@@ -181,6 +182,26 @@ class UpPolicy(Policy):
 
     def _choose(self, request: Request) -> str:
         return "down" if self.noise and request.rng.random() < self.noise else "up"
+
+
+class TokenPolicy(UpPolicy):
+    """Also gives token ids and log-probabilities, as a language model would."""
+
+    name = "tokens"
+
+    def act(self, requests: Any) -> list[Reply]:
+        return [self._reply(request) for request in requests]
+
+    def _reply(self, request: Request) -> Reply:
+        turn = len(request.history)
+        return Reply(
+            text=self._choose(request),
+            prompt_ids=np.arange(10 * turn, 10 * turn + 5, dtype=np.int32),
+            kept_ids=7 * turn,
+            completion_ids=np.array([turn, 2**31 - 1], dtype=np.int32),
+            logprobs=np.array([-0.5, -1e-7 * turn], dtype=np.float32),
+            usage={"prompt_tokens": 5.0, "completion_tokens": 2.0},
+        )
 
 
 register_env(EnvCard(id="test/Count-v0", family="count", entry_point="tests.worlds:CountEnv"))

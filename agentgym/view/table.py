@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from rich import box
 from rich.console import Group as RenderGroup
 from rich.table import Table
@@ -9,6 +11,13 @@ from rich.text import Text
 
 from agentgym.episode import RunConfig
 from agentgym.metrics import Comparison, Estimate, Group, Summary
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+
+
+def plain(text: str) -> str:
+    """Text of a log without characters that steer a terminal, turn the writing direction or are not allowed in XML."""
+    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
 
 
 def percent(estimate: Estimate) -> str:
@@ -44,17 +53,21 @@ def run_table(summary: Summary, config: RunConfig) -> RenderGroup:
     for column in columns + (["tokens", "cost $"] if spends else []):
         table.add_column(column, justify="right", no_wrap=True)
     for kind, group in summary.kinds.items():
-        table.add_row(kind, *_cells(group, graded, spends))
+        table.add_row(Text(plain(kind)), *_cells(group, graded, spends))
     table.add_section()
     table.add_row("all", *_cells(summary.overall, graded, spends), style="bold")
     notes = []
+    if summary.overall.unknown:
+        notes.append(f"without a verdict: {summary.overall.unknown}, not counted in the success rate")
     if summary.overall.fault_causes:
         causes = ", ".join(f"{cause} {count}" for cause, count in summary.overall.fault_causes.items())
         notes.append(f"faults are not counted as failures: {causes}; attempts tried again: {summary.overall.retried}")
     for name, values in (("pass@k", summary.overall.pass_at_k), ("pass^k", summary.overall.pass_hat_k)):
         if values:
             notes.append(f"{name}: " + ", ".join(f"k={k} {100 * value:.1f}%" for k, value in values.items()))
-    return RenderGroup(Text(run_title(config), style="bold"), table, *(Text(note, style="dim") for note in notes))
+    return RenderGroup(
+        Text(plain(run_title(config)), style="bold"), table, *(Text(plain(note), style="dim") for note in notes)
+    )
 
 
 def _cells(group: Group, graded: bool, spends: bool) -> list[str]:
@@ -71,12 +84,13 @@ def _cells(group: Group, graded: bool, spends: bool) -> list[str]:
 
 def compare_table(comparison: Comparison, first: str, second: str) -> Table:
     """Two runs, paired by episode."""
-    title = f"{second} against {first}, paired by episode"
+    first, second = plain(first) or "first", plain(second) or "second"
+    title = Text(f"{second} against {first}, paired by episode")
     table = Table(
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
     )
-    for column in ("pairs", first or "first", second or "second", "difference [95%]", "only first", "only second", "p"):
-        table.add_column(column, justify="right", no_wrap=column.startswith("diff"))
+    for column in ("pairs", first, second, "difference [95%]", "only first", "only second", "p"):
+        table.add_column(Text(column), justify="right", no_wrap=column.startswith("diff"))
     table.add_row(
         str(comparison.pairs),
         percent(Estimate(comparison.first)),
