@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from agentgym.actions import render_command
 from agentgym.env import AgentEnv
+from agentgym.registry import EnvCard, TasksCard, env_cards, register_env, register_tasks, task_cards
 
 Flat = dict[str, str]
 Problem = tuple[str, str]
@@ -223,7 +225,17 @@ def record_elsewhere(subject: Subject, seeds: list[int], hash_seed: str) -> list
     import subprocess
     import sys
 
-    order = json.dumps({"path": sys.path, "make": pickle.dumps(subject.make).hex(), "seeds": seeds})
+    # Cards registered by hand are sent along, or the task sets they name would be unknown there.
+    cards = [msgspec.json.encode(list_cards()).decode() for list_cards in (env_cards, task_cards)]
+    order = json.dumps(
+        {
+            "path": sys.path,
+            "make": pickle.dumps(subject.make).hex(),
+            "seeds": seeds,
+            "envs": cards[0],
+            "tasks": cards[1],
+        }
+    )
     code = (
         "import json, sys; order = json.load(sys.stdin); sys.path[:] = order['path']; "
         "from agentgym._probe import _serve; _serve(order)"
@@ -246,6 +258,10 @@ def record_elsewhere(subject: Subject, seeds: list[int], hash_seed: str) -> list
 def _serve(order: dict[str, Any]) -> None:
     import sys
 
+    for env_card in msgspec.json.decode(order["envs"], type=list[EnvCard]):
+        register_env(env_card)
+    for task_card in msgspec.json.decode(order["tasks"], type=list[TasksCard]):
+        register_tasks(task_card)
     env = unwrap(pickle.loads(bytes.fromhex(order["make"]))())
     try:
         records = transcript(env, order["seeds"], int(sys.argv[1]))

@@ -21,6 +21,7 @@ class PromptOptions(msgspec.Struct, frozen=True, kw_only=True):
     system: str | None = None
     admissible: bool = True
     instructions: bool = True
+    max_observation: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
     def config(self) -> PromptConfig:
         """As the prompt renderer takes them."""
