@@ -296,7 +296,8 @@ def faults(subject: Subject) -> Iterator[Problem]:
             raise InfrastructureError("a fault that the checker made")
 
         action = choose(env, step.info, random.Random(0))
-        env._act = env._call_tool = strike  # type: ignore[method-assign]
+        hooks = {"_act": strike, "_call_tool": strike}
+        vars(env).update(hooks)
         try:
             step = take(env, action)
         except InfrastructureError:
@@ -306,7 +307,8 @@ def faults(subject: Subject) -> Iterator[Problem]:
                 yield f"a fault in _act comes back as a turn with reward {step.reward!r}", mend
                 return
         finally:
-            del env._act, env._call_tool
+            for hook in hooks:
+                del vars(env)[hook]
         if not struck:
             return
         try:

@@ -211,7 +211,7 @@ def global_generators(seed: int) -> Iterator[None]:
 def global_state() -> str:
     """Digest of the global generators' states."""
     legacy = np.random.get_state(legacy=True)
-    return repr((hash(random.getstate()), legacy[1].tobytes(), legacy[2:]))  # type: ignore[index, union-attr]
+    return repr((hash(random.getstate()), legacy[1].tobytes(), legacy[2:]))  # type: ignore[index]
 
 
 def record_elsewhere(subject: Subject, seeds: list[int], hash_seed: str) -> list[Flat]:
