@@ -18,6 +18,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 _MODULES = {
     "textworld": ("textworld", "fast_downward", "alfworld"),
     "ray": ("ray",),
+    "hatchling": ("hatchling",),
     "torch": ("torch", "transformers"),
 }
 

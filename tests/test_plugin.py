@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.shared_data import need
+
 ROOT = Path(__file__).resolve().parents[1]
 GUIDE = ROOT / "docs" / "guides"
 
@@ -19,7 +21,7 @@ GUIDE = ROOT / "docs" / "guides"
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The guide's package, built and installed without a network into a folder of its own."""
-    pytest.importorskip("hatchling", reason="building the example needs hatchling, of the extra dev")
+    need("hatchling")
     source = tmp_path_factory.mktemp("source") / "example_family"
     shutil.copytree(GUIDE / "example_family", source)
     target = tmp_path_factory.mktemp("site")
