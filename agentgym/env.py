@@ -223,6 +223,10 @@ class AgentEnv(gymnasium.Env[str, str]):
         """Intermediate goals reached so far."""
         return ()
 
+    def _usage(self) -> dict[str, float]:
+        """Tokens or calls spent inside the environment so far, by name; a new dict each time."""
+        return {}
+
     def _role(self) -> str:
         """Who acts next."""
         return "agent"
@@ -450,7 +454,7 @@ class AgentEnv(gymnasium.Env[str, str]):
             "state_key": self._state_key(),
             "feedback": outcome.feedback,
             "checkpoints": self._checkpoints(),
-            "usage": {},
+            "usage": self._usage(),
             "extra": outcome.extra if outcome.extra is not None else {},
         }
         self._observation = observation

@@ -112,16 +112,24 @@ class Runner:
         policies: role -> policy; "*" serves every role without one of its own.
         backend: where the environments live.
         retries: times a faulted episode is tried again.
+        system_prompt: replaces the environment's own in what policies see.
     """
 
     def __init__(
-        self, source: EnvSource, env_id: str, policies: Mapping[str, Policy], backend: Backend, retries: int
+        self,
+        source: EnvSource,
+        env_id: str,
+        policies: Mapping[str, Policy],
+        backend: Backend,
+        retries: int,
+        system_prompt: str | None = None,
     ) -> None:
         self._source = source
         self._env_id = env_id
         self._policies = policies
         self._backend = backend
         self._retries = retries
+        self._system_prompt = system_prompt
         self._hint = any("expert" in policy.needs for policy in policies.values())
         self._gather = any(policy.gather for policy in policies.values())
         self._live: dict[int, _Live] = {}
@@ -218,7 +226,7 @@ class Runner:
             live.context = Context(
                 live.spec.episode_id,
                 answer.task,
-                answer.system_prompt,
+                answer.system_prompt if self._system_prompt is None else self._system_prompt,
                 answer.instruction,
                 answer.tools,
                 answer.action_format,
@@ -455,6 +463,7 @@ def rollout(
     env_kwargs: Mapping[str, Any] | None = None,
     backend: Backend | None = None,
     retries: int = 0,
+    system_prompt: str | None = None,
 ) -> Iterator[Episode]:
     """Plays episodes and yields each attempt, faulted ones too, in the order of ending.
 
@@ -465,16 +474,18 @@ def rollout(
         env_kwargs: options of the environment; must be picklable for processes and Ray.
         backend: where the environments live; None for serial with one slot. It is not closed.
         retries: times a faulted episode is tried again.
+        system_prompt: replaces the environment's own in what policies see.
 
     Raises:
         UsageError: for a bad call: unknown id, option, task or role.
     """
     card = find_env(env)
     policies = {"*": policy} if isinstance(policy, Policy) else dict(policy)
-    own = SerialBackend(1) if backend is None else None
-    runner = Runner(EnvSource(card.entry_point, dict(env_kwargs or {})), card.id, policies, backend or own, retries)  # type: ignore[arg-type]
+    used = SerialBackend(1) if backend is None else backend
+    source = EnvSource(card.entry_point, dict(env_kwargs or {}))
+    runner = Runner(source, card.id, policies, used, retries, system_prompt)
     try:
         yield from runner.run(specs)
     finally:
-        if own is not None:
-            own.close()
+        if backend is None:
+            used.close()

@@ -30,7 +30,7 @@ class PromptOptions(msgspec.Struct, frozen=True, kw_only=True):
     def describe(self, *leave_out: str) -> dict[str, Any]:
         """The options that are set, but for those that change no answer, for the policy's description."""
         given = msgspec.structs.asdict(self)
-        return {name: value for name, value in given.items() if value is not None and name not in leave_out}
+        return {name: value for name, value in given.items() if value not in (None, (), {}) and name not in leave_out}
 
 
 Options = TypeVar("Options", bound=PromptOptions)

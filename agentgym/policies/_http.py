@@ -6,6 +6,7 @@ import asyncio
 import email.utils
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -26,6 +27,11 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 MAX_BODY = 64 * 2**20  # bytes; no answer of a model is longer
 MAX_WAIT = 300.0  # seconds between two tries, whatever Retry-After asks for
 _TRANSIENT = frozenset({408, 409, 425, 429})
+# As OpenAI, vLLM, SGLang, llama.cpp and Anthropic say it.
+_OVERFLOW = re.compile(
+    rb"context[ _-]?(length|size|window)|exceed_context|max_model_len|maximum model length|(prompt|input) is too long",
+    re.IGNORECASE,
+)
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -70,6 +76,10 @@ class ServerOptions(PromptOptions, frozen=True, kw_only=True):
         )
 
 
+class ContextOverflow(InfrastructureError):
+    """The server refused a prompt because it and the answer do not fit into the model's context."""
+
+
 class Nonsense(Exception):
     """What a check of an answer raises: the server spoke, but not the protocol. It is tried again."""
 
@@ -85,6 +95,9 @@ class Server:
 
     Args:
         options: address, key, patience.
+
+    Attributes:
+        answered: whether there has been a good answer.
 
     Raises:
         UsageError: if there is no usable address, or the named variable with the key is not set.
@@ -108,10 +121,16 @@ class Server:
         self._thread: threading.Thread | None = None
         self._client: httpx.AsyncClient
         self._slots: asyncio.Semaphore
-        self._answered = False
+        self._pending: dict[str, list[Future[Any]]] = {}
+        self.answered = False
 
-    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Runs a coroutine on the background loop, which starts with the first one."""
+    def start(self, work: Coroutine[Any, Any, T], episode_id: str) -> Future[T]:
+        """Runs a coroutine on the background loop, which starts with the first one.
+
+        Args:
+            work: what to run.
+            episode_id: what to name for `cancel`.
+        """
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -119,7 +138,15 @@ class Server:
                 self._slots = asyncio.Semaphore(self._options.max_in_flight)
                 self._thread = threading.Thread(target=self._loop.run_forever, name="model server", daemon=True)
                 self._thread.start()
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        running = [old for old in self._pending.get(episode_id, ()) if not old.done()]
+        self._pending[episode_id] = [*running, future]
+        return future
+
+    def cancel(self, episode_id: str) -> None:
+        """Gives up what an episode still waits for."""
+        for future in self._pending.pop(episode_id, ()):
+            future.cancel()
 
     def _make_client(self) -> httpx.AsyncClient:
         limits = httpx.Limits(
@@ -143,7 +170,8 @@ class Server:
 
         Raises:
             InfrastructureError: when all tries have failed, or the server refuses the request.
-            UsageError: if the very first answer says that the key, the address or the model is wrong.
+            ContextOverflow: if it refuses the prompt for its length.
+            UsageError: if the very first answer says that the key, the address, the model or the length is wrong.
         """
         data = msgspec.json.encode(body)
         tries = tenacity.AsyncRetrying(
@@ -186,8 +214,12 @@ class Server:
             raise _Transient(f"the model server answered HTTP {status}{self._excerpt(body)}", _retry_after(headers))
         if status != 200:
             what = f"the model server refused the request with HTTP {status}{self._excerpt(body)}"
-            if status in (401, 403, 404) and not self._answered:
+            if status in (401, 403, 404) and not self.answered:
                 raise UsageError(f"{what}. Check the model's name, base_url and api_key_env")
+            if status in (400, 413, 422) and _OVERFLOW.search(body):
+                if not self.answered:
+                    raise UsageError(f"{what}. The first prompt already does not fit; lower max_tokens")
+                raise ContextOverflow(what)
             raise InfrastructureError(what)
         try:
             result = check(msgspec.json.decode(body))
@@ -195,7 +227,7 @@ class Server:
             raise _Transient(f"the model server's answer is not JSON{self._excerpt(body)}") from None
         except Nonsense as error:
             raise _Transient(f"the model server's answer makes no sense: {error}{self._excerpt(body)}") from None
-        self._answered = True
+        self.answered = True
         return result
 
     async def _exchange(self, path: str, data: bytes) -> tuple[int, httpx.Headers, bytes]:

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import jinja2
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from agentgym.errors import DataError, UsageError, require_extra
 from agentgym.policies._chat import Chat, Message
 from agentgym.policies.base import Reply, Request, option_path
 
-Ids = NDArray[np.int32]
+Texts = str | tuple[str, ...]  # one text, or several
 
 
 def load_tokenizer(name: str) -> Any:
@@ -34,6 +34,18 @@ def load_tokenizer(name: str) -> Any:
         return transformers.AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"no tokenizer at {option_path(name)!r}: {error}. Give a model's folder or hub id") from error
+
+
+def stop_texts(given: Texts) -> tuple[str, ...]:
+    """The texts that end an answer.
+
+    Raises:
+        UsageError: if one is empty, which would end every answer at once.
+    """
+    texts = (given,) if isinstance(given, str) else tuple(given)
+    if "" in texts:
+        raise UsageError("stop has an empty text, which would end every answer at once; leave it out")
+    return texts
 
 
 class ChatTokens:

@@ -11,7 +11,7 @@ import numpy as np
 from agentgym.errors import InfrastructureError, UsageError, require_extra
 from agentgym.policies._chat import Chat, PromptOptions, read_options, turn_seed
 from agentgym.policies._generate import Row, generate
-from agentgym.policies._tokens import ChatTokens, Prompt, TokenRecorder, load_tokenizer
+from agentgym.policies._tokens import ChatTokens, Prompt, Texts, TokenRecorder, load_tokenizer, stop_texts
 from agentgym.policies.base import Decision, Policy, Reply, Request, option_path
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -41,19 +41,17 @@ class HFOptions(PromptOptions, frozen=True, kw_only=True):
     temperature: Annotated[float, msgspec.Meta(ge=0)] = 1.0
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Count | None = None
-    stop: str | tuple[str, ...] = ()
+    stop: Texts = ()
     batch_size: Count = 32
     chat_template: str | None = None
-    template_options: dict[str, Any] = {}
+    template_options: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def behaviour(self) -> dict[str, Any]:
         """The options that change answers, and what the log-probabilities are of."""
         said = self.describe("device", "batch_size", "chat_template")
         if self.chat_template is not None:
             said["chat_template"] = option_path(self.chat_template)
-        return {name: value for name, value in said.items() if value not in ((), {})} | {
-            "logprob_temperature": self.temperature or 1.0
-        }
+        return {**said, "logprob_temperature": self.temperature or 1.0}
 
 
 class HFPolicy(Policy):
@@ -89,7 +87,7 @@ class HFPolicy(Policy):
             end_ids=_end_ids(model),
         )
         self._recorder = TokenRecorder(Chat(options.config()), tokens)
-        self._stopped = stop_check(tokens, (options.stop,) if isinstance(options.stop, str) else options.stop)
+        self._stopped = _stop_check(tokens, stop_texts(options.stop))
         own = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._context: int | None = options.max_context or own
 
@@ -155,7 +153,7 @@ class HFPolicy(Policy):
         self._model = None
 
 
-def stop_check(tokens: ChatTokens, stop: Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
+def _stop_check(tokens: ChatTokens, stop: Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
     """Whether a completion contains one of these texts, asked after each of its tokens."""
     if not stop:
         return None

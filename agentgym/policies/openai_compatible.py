@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Any, Literal
 
 import msgspec
@@ -11,7 +10,7 @@ import msgspec
 from agentgym.actions import ActionFormat, ToolSpec, canonical_call
 from agentgym.errors import UsageError
 from agentgym.policies._chat import Chat, Message, read_options, turn_seed
-from agentgym.policies._http import Nonsense, Server, ServerOptions, first_choice, read_usage
+from agentgym.policies._http import ContextOverflow, Nonsense, Server, ServerOptions, first_choice, read_usage
 from agentgym.policies.base import Context, Decision, Policy, Reply, Request
 
 
@@ -33,6 +32,8 @@ class ChatOptions(ServerOptions, frozen=True, kw_only=True):
 class OpenAICompatiblePolicy(Policy):
     """Asks /chat/completions for each decision, many at a time.
 
+    A prompt that has outgrown the model's context gives an empty answer, counted as usage["context_overflow"].
+
     Args:
         model: name of the model at the server.
         options: see `ChatOptions`.
@@ -46,7 +47,6 @@ class OpenAICompatiblePolicy(Policy):
         self._server = Server(options)
         self._chat = Chat(options.config())
         self._native = Chat(msgspec.structs.replace(options.config(), instructions=False))
-        self._pending: dict[str, list[Future[Reply]]] = {}
 
     def submit(self, requests: Sequence[Request]) -> Sequence[Decision]:
         """Sends all requests; each future ends with a reply or its own error."""
@@ -60,11 +60,7 @@ class OpenAICompatiblePolicy(Policy):
             messages = native_messages(messages, request.context)
         delta, kept = chat.delta(request, messages)
         body = self._body(request, messages, native)
-        future = self._server.start(self._ask(body, request.context, native, delta, kept))
-        pending = self._pending.setdefault(request.context.episode_id, [])
-        pending[:] = [old for old in pending if not old.done()]
-        pending.append(future)
-        return future
+        return self._server.start(self._ask(body, request.context, native, delta, kept), request.context.episode_id)
 
     def _body(self, request: Request, messages: list[Message], native: bool) -> dict[str, Any]:
         options = self._options
@@ -88,14 +84,16 @@ class OpenAICompatiblePolicy(Policy):
             choice = first_choice(answer)
             return read_text(choice, context.action_format if native else None), answer
 
-        (text, answer), tries = await self._server.post("/chat/completions", body, check)
+        try:
+            (text, answer), tries = await self._server.post("/chat/completions", body, check)
+        except ContextOverflow:  # the model's failing, not to be left out of its success rate
+            return Reply(text="", messages=delta, kept_messages=kept, usage={"calls": 1.0, "context_overflow": 1.0})
         usage = read_usage(answer, self._options, tries)
         return Reply(text=text, messages=delta, kept_messages=kept, usage=usage)
 
     def finish(self, episode_id: str) -> None:
         """Forgets the episode and cancels what it still waits for."""
-        for future in self._pending.pop(episode_id, []):
-            future.cancel()
+        self._server.cancel(episode_id)
         self._chat.finish(episode_id)
         self._native.finish(episode_id)
 

@@ -200,12 +200,35 @@ def test_retry_after_is_honoured() -> None:
 
 
 def test_a_request_refused_for_good_is_not_repeated() -> None:
-    with serve(says("up"), gives({"error": "context too long"}, 400)) as server:
+    with serve(says("up"), gives({"error": "no such field"}, 400)) as server:
         policy = policy_at(server)
         ask(policy)
-        with pytest.raises(InfrastructureError, match="context too long"):
+        with pytest.raises(InfrastructureError, match="no such field"):
             ask(policy)
     assert len(server.bodies) == 2
+
+
+TOO_LONG = [
+    {"error": {"code": "context_length_exceeded", "message": "This model's maximum context length is 8192 tokens."}},
+    {"object": "error", "message": "The input (99 tokens) is longer than the model's context length (64 tokens)."},
+    {"error": {"type": "exceed_context_size_error", "message": "exceeds the available context size"}},
+    {"error": {"message": "prompt is too long: 99 tokens > 64 maximum"}},
+]
+
+
+@pytest.mark.parametrize("body", TOO_LONG)
+def test_an_episode_that_outgrows_the_model_is_a_failure_and_no_fault(body: dict[str, Any]) -> None:
+    with serve(says("up"), gives(body, 400)) as server:
+        [episode] = rollout([EpisodeSpec(task_id="count/0000")], "test/Count-v0", policy_at(server))
+    assert (episode.outcome, episode.cause) == ("failure", "turn limit")
+    assert [turn.completion for turn in episode.turns] == ["up"] + [""] * 9
+    assert episode.usage["agent"]["context_overflow"] == 9
+    assert len(server.bodies) == 10
+
+
+def test_a_first_prompt_that_does_not_fit_ends_the_run_at_once() -> None:
+    with serve(gives(TOO_LONG[0], 400)) as server, pytest.raises(UsageError, match="lower max_tokens"):
+        list(rollout([EpisodeSpec(task_id="count/0000")], "test/Count-v0", policy_at(server)))
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
