@@ -80,6 +80,7 @@ class Check:
         run: the function.
         needs: capabilities without which there is nothing to check.
         after: checks that must have passed, because this one builds on what they say.
+        elsewhere: whether it starts other processes, and so runs on demand only.
     """
 
     name: str
@@ -87,15 +88,16 @@ class Check:
     run: Callable[[Subject], Iterator[Problem]]
     needs: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    elsewhere: bool = False
 
 
 def check(
-    meaning: str, *, needs: tuple[str, ...] = (), after: tuple[str, ...] = ()
+    meaning: str, *, needs: tuple[str, ...] = (), after: tuple[str, ...] = (), elsewhere: bool = False
 ) -> Callable[[Callable[[Subject], Iterator[Problem]]], Check]:
     """Makes a check of a function, under its name."""
 
     def wrap(run: Callable[[Subject], Iterator[Problem]]) -> Check:
-        return Check(run.__name__, meaning, run, needs, after)
+        return Check(run.__name__, meaning, run, needs, after, elsewhere)
 
     return wrap
 
@@ -215,7 +217,17 @@ def global_state() -> str:
 
 
 def record_elsewhere(subject: Subject, seeds: list[int], hash_seed: str) -> list[Flat]:
-    """The transcript of a fresh process with its own PYTHONHASHSEED.
+    """The transcript of a fresh process with its own PYTHONHASHSEED; raises as `_elsewhere` does."""
+    return _elsewhere(subject, {"seeds": seeds}, hash_seed)
+
+
+def continue_elsewhere(subject: Subject, saved: bytes, actions: list[str], hash_seed: str) -> list[Flat]:
+    """What a fresh process returns that restores a snapshot and plays on; raises as `_elsewhere` does."""
+    return _elsewhere(subject, {"saved": saved.hex(), "actions": actions}, hash_seed)
+
+
+def _elsewhere(subject: Subject, what: dict[str, Any], hash_seed: str) -> list[Flat]:
+    """Records in another process.
 
     Raises:
         TypeError, pickle.PicklingError, AttributeError: if `make` cannot be sent to another process.
@@ -231,9 +243,10 @@ def record_elsewhere(subject: Subject, seeds: list[int], hash_seed: str) -> list
         {
             "path": sys.path,
             "make": pickle.dumps(subject.make).hex(),
-            "seeds": seeds,
+            "turns": subject.turns,
             "envs": cards[0],
             "tasks": cards[1],
+            **what,
         }
     )
     code = (
@@ -241,7 +254,7 @@ def record_elsewhere(subject: Subject, seeds: list[int], hash_seed: str) -> list
         "from agentgym._probe import _serve; _serve(order)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(subject.turns)],
+        [sys.executable, "-c", code],
         input=order,
         capture_output=True,
         text=True,
@@ -264,7 +277,12 @@ def _serve(order: dict[str, Any]) -> None:
         register_tasks(task_card)
     env = unwrap(pickle.loads(bytes.fromhex(order["make"]))())
     try:
-        records = transcript(env, order["seeds"], int(sys.argv[1]))
+        if "saved" in order:
+            observation, info = env.restore(bytes.fromhex(order["saved"]))
+            records = [flatten({"observation": observation, "info": info})]
+            records += [flat_step(take(env, action)) for action in order["actions"]]
+        else:
+            records = transcript(env, order["seeds"], order["turns"])
     finally:
         env.close()
     sys.stdout.write("\n" + json.dumps(records))

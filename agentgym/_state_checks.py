@@ -17,6 +17,7 @@ from agentgym._probe import (
     Step,
     Subject,
     check,
+    continue_elsewhere,
     difference,
     flat_step,
     flatten,
@@ -99,7 +100,7 @@ def interleaving(subject: Subject) -> Iterator[Problem]:
             return
 
 
-@check("another process with another PYTHONHASHSEED gives the same episodes", after=_SOUND)
+@check("another process with another PYTHONHASHSEED gives the same episodes", after=_SOUND, elsewhere=True)
 def other_process(subject: Subject) -> Iterator[Problem]:
     first, second = (record_elsewhere(subject, _seeds(subject), hash_seed) for hash_seed in ("1", "2"))
     if found := difference(first, second):
@@ -191,6 +192,30 @@ def snapshot_bytes(subject: Subject) -> Iterator[Problem]:
                         continue
                 yield f"{left.where}, a snapshot of the restored state differs from the snapshot restored", mend
             return
+
+
+@check(
+    "a snapshot continues in another process",
+    needs=("snapshot",),
+    after=(*_WHOLE, "other_process", "snapshot_continuation"),
+    elsewhere=True,
+)
+def snapshot_elsewhere(subject: Subject) -> Iterator[Problem]:
+    with subject.env() as env:
+        actions = [step.action for step in walk(env, subject.seed, subject.turns) if step.action is not None]
+    at = len(actions) // 2
+    with subject.env() as env:
+        follow(env, subject.seed, actions[:at])
+        saved = env.snapshot()
+        observation, info = env.restore(saved)
+        expected = [flatten({"observation": observation, "info": info}), *_go_on(env, actions[at:])]
+    mend = "Put all state into the bytes of _save; objects, module variables and files of this process stay behind"
+    try:
+        found = difference(expected, continue_elsewhere(subject, saved, actions[at:], "1"))
+    except RuntimeError as error:
+        found = str(error)
+    if found:
+        yield f"taken at turn {at} and restored in another process, a snapshot does not go on: {found}", mend
 
 
 @check("damaged snapshots are refused with UsageError", needs=("snapshot",), after=_WHOLE)
@@ -360,6 +385,7 @@ CHECKS = (
     snapshot_continuation,
     snapshot_isolation,
     snapshot_bytes,
+    snapshot_elsewhere,
     snapshot_damage,
     state_key_order,
     state_key_future,

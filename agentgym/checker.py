@@ -86,7 +86,8 @@ def check_agent_env(
         make: makes a fresh environment at every call (a class, a function or a partial), or a registered id.
         seed: first seed of every play.
         turns: greatest number of turns of most plays.
-        subprocess: compare with other processes under another PYTHONHASHSEED too; `make` must then be picklable.
+        subprocess: compare with other processes under another PYTHONHASHSEED too, and restore a snapshot in one;
+            `make` must then be picklable.
         raise_on_failure: raise when there are findings; otherwise only report them.
 
     Raises:
@@ -146,7 +147,7 @@ def _run(each: Check, subject: Subject, report: Report) -> None:
     if lacking := [name for name in each.needs if name not in subject.capabilities]:
         report.skipped.append((each.name, f"the environment does not declare {', '.join(lacking)}"))
         return
-    if each is _state_checks.other_process and not subject.subprocess:
+    if each.elsewhere and not subject.subprocess:
         report.skipped.append((each.name, "asked for with subprocess=True"))
         return
     if missing := [name for name in each.after if name not in passed]:

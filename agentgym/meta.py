@@ -226,10 +226,13 @@ class MetaEnv(AgentEnv):
         return msgspec.msgpack.encode(self._state, order="deterministic")
 
     def _load(self, task: Task, payload: bytes) -> None:
-        self._state = msgspec.msgpack.decode(payload, type=_State)
-        lists = [self._state.seeds, *self._state.scores.values()]
-        if any(len(each) != len(task.data["tasks"]) for each in lists):
+        state = msgspec.msgpack.decode(payload, type=_State)
+        size = len(task.data["tasks"])
+        if len(state.seeds) != size or any(len(scores) != size for scores in state.scores.values()):
             raise UsageError("snapshot holds another number of inner tasks than its task; take it again")
+        if state.prompt not in state.scores:
+            raise UsageError("snapshot has no scores of its own prompt; take it again")
+        self._state = state
 
     def _state_key(self) -> str:
         return hashlib.sha256(canonical_json([self._batch(), self._state.seeds, self._state.prompt])).hexdigest()[:16]

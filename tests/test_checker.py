@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import time
 from typing import Any, ClassVar
@@ -196,6 +197,22 @@ class CountedSnapshot(CountEnv):
         self.state, self.saves = msgspec.msgpack.decode(payload, type=tuple[type(self.state), int])  # type: ignore[misc]
 
 
+_parked: dict[bytes, bytes] = {}
+
+
+class ParkedSnapshot(CountEnv):
+    """Keeps its state in the module, and only a name of it in the snapshot."""
+
+    def _save(self) -> bytes:
+        data = super()._save()
+        name = hashlib.sha256(data).digest()
+        _parked[name] = data
+        return name
+
+    def _load(self, task: Task, payload: bytes) -> None:
+        super()._load(task, _parked[payload])
+
+
 class Careless(CountEnv):
     def _load(self, task: Task, payload: bytes) -> None:
         try:
@@ -366,8 +383,8 @@ PLANTED: list[tuple[type[AgentEnv], set[str]]] = [
 def test_a_healthy_environment_passes_every_check(make: type[AgentEnv]) -> None:
     report = check_agent_env(make)
     assert report.findings == []
-    assert {name for name, _ in report.passed} == {each.name for each in CHECKS} - {"other_process"}
-    assert [name for name, _ in report.skipped] == ["other_process"]
+    assert {name for name, _ in report.passed} == {each.name for each in CHECKS if not each.elsewhere}
+    assert [name for name, _ in report.skipped] == ["other_process", "snapshot_elsewhere"]
 
 
 @pytest.mark.parametrize(("make", "expected"), PLANTED, ids=lambda value: getattr(value, "__name__", ""))
@@ -378,13 +395,20 @@ def test_a_planted_fault_is_found_by_the_checks_it_concerns(make: type[AgentEnv]
 
 
 def test_every_check_but_gymnasiums_has_a_planted_fault() -> None:
-    found = set().union(*(expected for _, expected in PLANTED)) | {"other_process"}
+    found = set().union(*(expected for _, expected in PLANTED)) | {"other_process", "snapshot_elsewhere"}
     assert {each.name for each in CHECKS} - found == {"gymnasium_check"}
 
 
 def test_an_order_of_a_set_that_shows_is_found_by_another_process() -> None:
     report = check_agent_env(HashOrder, subprocess=True, raise_on_failure=False)
     assert {each.check for each in report.findings} == {"other_process"}
+
+
+def test_a_snapshot_that_leaves_state_behind_is_found_by_another_process() -> None:
+    assert check_agent_env(ParkedSnapshot).findings == []
+    report = check_agent_env(ParkedSnapshot, subprocess=True, raise_on_failure=False)
+    assert {each.check for each in report.findings} == {"snapshot_elsewhere"}
+    assert "no usable state of count-v0" in report.findings[0].message
 
 
 def test_a_lambda_cannot_go_to_another_process_and_the_report_says_so() -> None:
@@ -422,7 +446,7 @@ def test_a_registered_id_is_checked_with_other_processes() -> None:
     report = check_env_id("count", max_turns=6)
     assert report.env == "test/Count-v0"
     assert report.findings == []
-    assert "other_process" in {name for name, _ in report.passed}
+    assert {"other_process", "snapshot_elsewhere"} <= {name for name, _ in report.passed}
     assert check_agent_env("test/Count-v0").env == "test/Count-v0"
 
 

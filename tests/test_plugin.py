@@ -67,6 +67,28 @@ print(observation, total, info["success"], info["checkpoints"][-1])
     assert re.fullmatch(r"The lock opens\. 1\.0 1 [23] right\n", done.stdout)
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_an_installed_family_plays_in_a_vector_of_eight(installed: Path, kind: str) -> None:
+    code = """
+import sys, gymnasium, agentgym
+if __name__ == "__main__":
+    agentgym.register_plugins()
+    vector = gymnasium.make_vec("example/Lock-v0", 8, vectorization_mode=sys.argv[1])
+    singles = [gymnasium.make("example/Lock-v0") for _ in range(8)]
+    observations, infos = vector.reset(seed=4)
+    assert list(observations) == [env.reset(seed=4 + i)[0] for i, env in enumerate(singles)]
+    observations, rewards, _, _, infos = vector.step(("pull",) * 8)
+    steps = [env.step("pull") for env in singles]
+    assert list(observations) == [step[0] for step in steps]
+    assert list(rewards) == [step[1] for step in steps]
+    assert list(infos["state_key"]) == [step[4]["state_key"] for step in steps]
+    vector.close()
+    print("equal")
+"""
+    done = _python(installed, code, kind)
+    assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
+
+
 def test_an_installed_family_is_listed(installed: Path) -> None:
     done = _agentgym(installed, "list", "--json")
     assert done.returncode == 0, done.stderr
