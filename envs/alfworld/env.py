@@ -97,7 +97,13 @@ class ALFWorldEnv(AgentEnv):
             )
         verl = compat == "verl-agent"
         super().__init__(action_format=action_format or ("verl-agent" if verl else "raw"), **options)
+        if self.action_format.name == "search-answer":
+            raise UsageError(
+                "action_format='search-answer' cannot carry household commands; use 'raw' or 'think-action'"
+            )
         self.backend = backend
+        if backend == "textworld":
+            self.capabilities = self.capabilities - {"snapshot", "state_key", "checkpoints", "phases"}  # type: ignore[misc]
         self.grammar = grammar
         self.strict_appliances = strict_appliances
         self.domain_randomization = domain_randomization

@@ -159,6 +159,7 @@ def test_the_old_wording_can_be_played() -> None:
         ({"expert": "handcoded"}, "unknown expert of backend 'native'"),
         ({"compat": "verl"}, "Did you mean 'verl-agent'"),
         ({"backend": "textworld", "grammar": "put"}, "leave grammar"),
+        ({"action_format": "search-answer"}, "cannot carry household commands"),
     ],
 )
 def test_bad_options_say_what_is_possible(options: dict[str, object], message: str) -> None:
