@@ -17,7 +17,7 @@ import msgspec
 
 from agentgym.actions import ActionFormat, Parsed, ToolSpec, get_format
 from agentgym.errors import AgentGymError, StepOrderError, UsageError, choices
-from agentgym.registry import make_task_set
+from agentgym.registry import known_options, make_task_set
 from agentgym.spaces import Unicode, find_surrogate
 from agentgym.task import Task, TaskSet, default_split, resolve_split, select_task
 
@@ -169,7 +169,10 @@ class AgentEnv(gymnasium.Env[str, str]):
         max_observation: int | None = None,
         action_format: str | ActionFormat = "raw",
         render_mode: str | None = None,
+        **unknown: Any,
     ) -> None:
+        if unknown:
+            raise choices(f"option of {self.family}", sorted(unknown)[0], known_options(type(self)))
         self.task_set = self._resolve_tasks(self.default_tasks if tasks is None else tasks)
         self.split = default_split(self.task_set) if split is None else resolve_split(self.task_set, split)
         self.max_turns = _positive("max_turns", self.default_max_turns if max_turns is None else max_turns)
@@ -412,11 +415,15 @@ class AgentEnv(gymnasium.Env[str, str]):
     # Private.
 
     def _resolve_tasks(self, tasks: str | Path | TaskSet) -> TaskSet:
+        if tasks == "":
+            raise UsageError("tasks is empty; name a task set such as " + repr(self.default_tasks))
         if isinstance(tasks, str | Path):
             path = Path(tasks).expanduser()
             if isinstance(tasks, Path) or path.exists() or path.is_absolute() or str(tasks).startswith("."):
                 return self.tasks_from_path(path)
             return make_task_set(tasks)
+        if not isinstance(tasks, TaskSet):
+            raise UsageError(f"tasks must be the name of a task set, a path or a TaskSet, not {tasks!r:.80}")
         return tasks
 
     def _refuse_broken(self) -> None:

@@ -203,6 +203,8 @@ def read_config(run: Path) -> RunConfig:
         DataError: if it is missing, damaged, or of another schema version.
     """
     path = run / CONFIG
+    if run.is_file():
+        raise DataError(run, "a file, not a run directory", f"Give its folder: {run.parent}")
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -249,7 +251,7 @@ def _write_error(path: Path, error: OSError) -> DataError:
     return DataError(
         path,
         f"cannot be written ({error.strerror})",
-        "Check the folder's permissions and continue with --resume",
+        "Check the path and its permissions; a run that was interrupted continues with --resume",
     )
 
 
@@ -270,6 +272,8 @@ def scan_episodes(run: Path, *, notice: Callable[[str], None] | None = None) -> 
     path = run / EPISODES
     if not path.exists():
         return
+    if not path.is_file():
+        raise DataError(path, "not a file", "Give the folder that `agentgym eval` printed")
     end = 0
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):

@@ -73,6 +73,12 @@ def plan(
     """
     card = find_env(env)
     kwargs = dict(env_kwargs or {})
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise UsageError(f"seed must be a whole number of at least 0, not {seed!r}")
+    if repeats >= 1 and episodes is not None and episodes % repeats:
+        raise UsageError(
+            f"episodes ({episodes}) must be a multiple of repeats ({repeats}), for every task is repeated alike"
+        )
     if repeats < 1 or (episodes is not None and episodes < 1):
         raise UsageError(f"episodes and repeats must be at least 1, not {episodes} and {repeats}")
     made = make_env(card.id, **kwargs)
@@ -89,8 +95,11 @@ def plan(
                 )
             tasks = [task_set.at(split, index).id for index in range(wanted)]
         else:
+            if not tasks or len(set(tasks)) != len(tasks):
+                raise UsageError("tasks must name at least one task, and each only once; repeat them with repeats")
             for task_id in tasks:
-                task_set.get(task_id)
+                if task_set.get(task_id).split != split:
+                    raise UsageError(f"task {task_id!r} is not in split {split!r}")
     finally:
         made.close()
     limits = limits or TimeLimits()
@@ -113,8 +122,8 @@ def plan(
 
 def evaluate(
     config: RunConfig,
-    policies: Mapping[str, PolicySpec],
-    out: Path,
+    policies: Mapping[str, PolicySpec | Policy | str] | PolicySpec | Policy | str,
+    out: Path | str,
     *,
     resume: bool = False,
     backend: str = "processes",
@@ -131,7 +140,8 @@ def evaluate(
 
     Args:
         config: from `plan`.
-        policies: role -> policy; "*" for every role without its own.
+        policies: a policy, or role -> policy ("*" for every role without its own): by name, as `PolicySpec`, or the
+            object itself, whose run can then be resumed from Python only.
         out: run directory.
         resume: continue what `out` holds.
         backend, workers, envs_per_worker: see `make_backend`. They do not change the episodes.
@@ -143,35 +153,42 @@ def evaluate(
         UsageError: if the policies need what the environment lacks, or `out` holds another run.
         DataError: if the run directory is damaged or the disk is full; what was finished is kept.
     """
-    made = {role: spec.make() for role, spec in policies.items()}
+    out = Path(out)
+    roles = dict(policies) if isinstance(policies, Mapping) else {"*": policies}
+    specs_of = {role: PolicySpec(spec=given) if isinstance(given, str) else given for role, given in roles.items()}
+    made = {role: given.make() if isinstance(given, PolicySpec) else given for role, given in specs_of.items()}
     try:
         for policy in made.values():
             require_capabilities(_class_of(config), policy.needs, who=f"policy {policy.name}")
         config = msgspec.structs.replace(
-            config, policies={role: spec.record(made[role]) for role, spec in policies.items()}
+            config,
+            policies={
+                role: given.record(made[role]) if isinstance(given, PolicySpec) else {"spec": "", **given.describe()}
+                for role, given in specs_of.items()
+            },
         )
         limits = TimeLimits(config.reset_timeout, config.step_timeout)
-        with RunWriter(out, config, resume=resume, notice=notice) as writer:
-            if on_begin is not None:
-                on_begin([episode for attempts in writer.done.values() for episode in attempts])
-            specs = list(_remaining(config, writer.done))
-            if specs:
-                pool = make_backend(
-                    backend,
-                    min(workers, len(specs)),
-                    envs_per_worker=envs_per_worker,
-                    limits=limits,
+        workers = min(workers, max(1, len(config.tasks) * config.repeats))
+        # Made first: a back end that cannot be had must not leave a run directory behind.
+        pool = make_backend(backend, workers, envs_per_worker=envs_per_worker, limits=limits)
+        try:
+            with RunWriter(out, config, resume=resume, notice=notice) as writer:
+                if on_begin is not None:
+                    on_begin([episode for attempts in writer.done.values() for episode in attempts])
+                played = rollout(
+                    _remaining(config, writer.done),
+                    config.env,
+                    made,
+                    env_kwargs=config.env_kwargs,
+                    backend=pool,
+                    retries=config.retries,
                 )
-                try:
-                    played = rollout(
-                        specs, config.env, made, env_kwargs=config.env_kwargs, backend=pool, retries=config.retries
-                    )
-                    for episode in played:
-                        writer.append(episode)
-                        if on_episode is not None:
-                            on_episode(episode)
-                finally:
-                    pool.close()
+                for episode in played:
+                    writer.append(episode)
+                    if on_episode is not None:
+                        on_episode(episode)
+        finally:
+            pool.close()
     finally:
         for policy in made.values():
             policy.close()

@@ -16,8 +16,10 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import re
 import tomllib
+import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -127,7 +129,7 @@ def register_env(card: EnvCard) -> None:
         raise UsageError(f"environment id {card.id!r} is already registered by {known.entry_point}; rename one of them")
     _envs[card.id] = card
     if card.id not in gymnasium.registry:
-        gymnasium.register(id=card.id, entry_point=card.entry_point)
+        gymnasium.register(id=card.id, entry_point=card.entry_point, order_enforce=False)  # AgentEnv does it itself
 
 
 def register_tasks(card: TasksCard) -> None:
@@ -144,8 +146,7 @@ def register_plugins() -> list[str]:
     Returns:
         Names of the entry points read.
 
-    Raises:
-        DataError: if a plug-in has no card or a broken one.
+    A plug-in without a usable card is left out with a warning.
     """
     global _plugins_read
     if _plugins_read:
@@ -153,14 +154,14 @@ def register_plugins() -> list[str]:
     _plugins_read = True
     found = []
     for point in importlib.metadata.entry_points(group=PLUGIN_GROUP):
-        spec = importlib.util.find_spec(point.value)
-        if spec is None or not spec.submodule_search_locations:
-            raise DataError(
-                point.value,
-                f"entry point {point.name!r} names no installed package",
-                "Reinstall or remove that plug-in",
-            )
-        read_card(Path(next(iter(spec.submodule_search_locations))) / "card.toml")
+        try:
+            spec = importlib.util.find_spec(point.value)
+            if spec is None or not spec.submodule_search_locations:
+                raise UsageError(f"entry point {point.name!r} names no installed package")
+            read_card(Path(next(iter(spec.submodule_search_locations))) / "card.toml")
+        except (DataError, UsageError, ImportError, ValueError) as error:  # one bad plug-in must not stop the others
+            warnings.warn(f"plug-in {point.name!r} is left out: {error}", stacklevel=2)
+            continue
         found.append(point.name)
     return found
 
@@ -241,22 +242,19 @@ def make_env(name: str, **kwargs: Any) -> AgentEnv:
         UsageError: for an unknown id or option.
     """
     cls = env_class(name)
-    try:
-        return cls(**kwargs)
-    except TypeError as error:
-        match = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if match is None:
-            raise
-        import inspect
+    return cls(**kwargs)
 
-        known = [
-            parameter
-            for base in cls.__mro__
-            if "__init__" in vars(base) and base is not object
-            for parameter in inspect.signature(vars(base)["__init__"]).parameters
-            if parameter not in ("self", "kwargs", "options")
-        ]
-        raise choices(f"option of {name}", match[1], list(dict.fromkeys(known))) from error
+
+def known_options(cls: type) -> list[str]:
+    """Names of the options of an environment class, its own first."""
+    names = [
+        parameter.name
+        for base in cls.__mro__
+        if "__init__" in vars(base) and base is not object
+        for parameter in inspect.signature(vars(base)["__init__"]).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    ]
+    return list(dict.fromkeys(names))
 
 
 @lru_cache(maxsize=64)

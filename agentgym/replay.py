@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from agentgym.workers import TimeLimits, make_backend
 
 _TURN_FIELDS = (
     "observation",
+    "action",
     "reward",
     "valid",
     "score",
@@ -27,7 +29,18 @@ _TURN_FIELDS = (
     "feedback",
     "role",
 )
-_END_FIELDS = ("outcome", "cause", "score", "total_reward", "final_observation", "final", "metrics")
+_END_FIELDS = (
+    "env",
+    "kind",
+    "split",
+    "outcome",
+    "cause",
+    "score",
+    "total_reward",
+    "final_observation",
+    "final",
+    "metrics",
+)
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,12 +166,15 @@ def replay_run(
         UsageError: if its environment or tasks are unknown here.
     """
     config = read_config(run)
-    episodes = final_episodes(read_episodes(run, notice=notice))
+    attempts = read_episodes(run, notice=notice)
+    episodes = final_episodes(attempts)
     finished = {episode.episode_id: episode for episode in episodes if episode.finished}
     kind = env_class(config.env).replay
     verified = {"exact": "observations, rewards and outcomes", "outcome": "outcomes", "none": "nothing"}[kind]
     report = ReplayReport(verified=verified, faults=len(episodes) - len(finished))
     _check_task_set(config, report)
+    _check_plan(config, attempts, report)
+    finished = {key: episode for key, episode in finished.items() if _check_identity(episode, report)}
     if kind == "none" or not finished:
         return report
     specs = [EpisodeSpec(task_id=e.task_id, split=e.split, seed=e.seed, repeat=e.repeat) for e in finished.values()]
@@ -167,7 +183,7 @@ def replay_run(
     try:
         policy = RecordedPolicy(list(finished.values()))
         for replayed in rollout(specs, config.env, policy, env_kwargs=config.env_kwargs, backend=pool):
-            recorded = finished[replayed.episode_id]
+            recorded = finished[replayed.episode_id]  # their ids were checked above
             found = compare(recorded, replayed) if kind == "exact" else _compare_outcome(recorded, replayed)
             report.episodes += 1
             if found is not None:
@@ -186,6 +202,53 @@ def _compare_outcome(recorded: Episode, replayed: Episode) -> Difference | None:
     return Difference(
         episode_id=recorded.episode_id, turn=-1, field="outcome", recorded=recorded.outcome, replayed=replayed.outcome
     )
+
+
+def _check_plan(config: RunConfig, attempts: Sequence[Episode], report: ReplayReport) -> None:
+    """The log must hold the planned episodes, each with one end."""
+    planned = set(config.episode_ids())
+    ends = Counter(episode.episode_id for episode in attempts if episode.finished)
+    seen = {episode.episode_id for episode in attempts}
+    if planned - seen:
+        report.problems.append(
+            f"{len(planned - seen)} of {len(planned)} planned episodes are missing, such as {min(planned - seen)}; "
+            "if the run was only stopped, continue it with agentgym eval --resume"
+        )
+    if seen - planned:
+        report.problems.append(f"{len(seen - planned)} episodes are not in the plan, such as {min(seen - planned)}")
+    twice = sorted(key for key, count in ends.items() if count > 1)
+    if twice:
+        report.problems.append(f"{len(twice)} episodes have more than one end, such as {twice[0]}")
+    for episode in attempts:
+        if not episode.finished and episode.turns and (episode.turns[-1].terminated or episode.turns[-1].truncated):
+            report.differences.append(
+                Difference(
+                    episode_id=episode.episode_id,
+                    turn=len(episode.turns) - 1,
+                    field="outcome",
+                    recorded="fault",
+                    replayed="the episode had already ended at this turn, so it was no fault",
+                )
+            )
+
+
+def _check_identity(episode: Episode, report: ReplayReport) -> bool:
+    """Whether an episode's id says what it says itself."""
+    own = EpisodeSpec(
+        task_id=episode.task_id,
+        seed=episode.seed,
+        repeat=episode.repeat,
+        parent_id=episode.parent_id,
+        fork_turn=episode.fork_turn,
+    ).episode_id
+    if own == episode.episode_id:
+        return True
+    report.differences.append(
+        Difference(
+            episode_id=episode.episode_id, turn=-1, field="episode_id", recorded=episode.episode_id, replayed=own
+        )
+    )
+    return False
 
 
 def _check_task_set(config: RunConfig, report: ReplayReport) -> None:

@@ -11,7 +11,7 @@ import math
 import queue
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -21,7 +21,7 @@ from agentgym.env import Info
 from agentgym.episode import Episode, Turn, make_episode_id
 from agentgym.errors import DataError, InfrastructureError, UsageError
 from agentgym.host import Answer, EnvSource, Fault, Start, Started, Step, Stepped
-from agentgym.policies.base import Context, Decision, Policy, Reply, Request
+from agentgym.policies.base import Context, Decision, Policy, Reply, Request, make_policy
 from agentgym.registry import find_env
 from agentgym.spaces import find_surrogate
 from agentgym.workers import Backend, SerialBackend
@@ -253,7 +253,12 @@ class Runner:
                 info = live.info
                 hint = live.hint if hinted else None
                 requests.append(Request(live.context, info["role"], live.observation, info, live.turns, hint))
-            for slot, decision in zip(slots, policy.submit(requests), strict=True):
+            decisions = policy.submit(requests)
+            if not isinstance(decisions, Sequence) or len(decisions) != len(slots):
+                raise UsageError(
+                    f"policy {policy.name}: submit must return one decision for each of {len(slots)} requests"
+                )
+            for slot, decision in zip(slots, decisions, strict=True):
                 live = self._live[slot]
                 live.deciding = policy
                 if isinstance(decision, Future):
@@ -458,7 +463,7 @@ def _total_usage(turns: list[Turn]) -> dict[str, dict[str, float]]:
 def rollout(
     specs: Iterable[EpisodeSpec],
     env: str,
-    policy: Policy | Mapping[str, Policy],
+    policy: Policy | str | Mapping[str, Policy],
     *,
     env_kwargs: Mapping[str, Any] | None = None,
     backend: Backend | None = None,
@@ -470,7 +475,7 @@ def rollout(
     Args:
         specs: what to play; read lazily.
         env: id or family name of a registered environment.
-        policy: one policy, or role -> policy ("*" for all other roles).
+        policy: one policy or its name, or role -> policy ("*" for all other roles).
         env_kwargs: options of the environment; must be picklable for processes and Ray.
         backend: where the environments live; None for serial with one slot. It is not closed.
         retries: times a faulted episode is tried again.
@@ -480,6 +485,8 @@ def rollout(
         UsageError: for a bad call: unknown id, option, task or role.
     """
     card = find_env(env)
+    if isinstance(policy, str):
+        policy = make_policy(policy)
     policies = {"*": policy} if isinstance(policy, Policy) else dict(policy)
     used = SerialBackend(1) if backend is None else backend
     source = EnvSource(card.entry_point, dict(env_kwargs or {}))

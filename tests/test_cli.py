@@ -36,7 +36,6 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "expert"
     tasks = ("--tasks", "alfworld/generated:s")
     text = run("eval", "-e", "alfworld", "-p", "expert", "-n", "12", *tasks, "--out", out, "--workers", "2")
-    assert "12/12" in text
     assert "100.0%" in text
     return out
 
@@ -136,7 +135,7 @@ def write_game(folder: Path, content: bytes) -> Path:
 )
 def test_a_bad_call_is_one_message(arguments: list[str], message: str, tmp_path: Path) -> None:
     extra = ["--out", str(tmp_path / "run")] if arguments[0] == "eval" and "--resume" not in arguments else []
-    if arguments[0] == "eval" and "-n" not in arguments:
+    if arguments[0] == "eval" and not {"-n", "--resume"} & set(arguments):
         extra += ["-n", "2"]
     done = agentgym_cli(*arguments, *extra)
     assert done.returncode == 2, done.stdout + done.stderr

@@ -18,6 +18,7 @@ import pytest
 import tests.worlds as worlds
 from agentgym.episode import (
     EPISODES,
+    Episode,
     RunConfig,
     RunWriter,
     final_episodes,
@@ -267,9 +268,49 @@ def test_replay_names_the_first_turn_that_differs(tmp_path: Path) -> None:
     assert "goes on after the last recorded turn" in difference.replayed
 
 
+def test_replay_notices_what_is_missing_repeated_or_renamed(tmp_path: Path) -> None:
+    play(tmp_path / "run")
+    log = tmp_path / "run" / EPISODES
+    episodes = read_episodes(tmp_path / "run")
+
+    def verdict(changed: list[Episode]) -> str:
+        log.write_bytes(b"".join(msgspec.json.encode(episode) + b"\n" for episode in changed))
+        report = replay_run(tmp_path / "run", backend="serial")
+        assert not report.ok
+        return "; ".join([*report.problems, *map(str, report.differences)])
+
+    def copy(episode: Episode, **changes: Any) -> Episode:
+        return msgspec.structs.replace(episode, **changes)
+
+    assert "8 of 10 planned episodes are missing" in verdict(episodes[:2])
+    assert "10 of 10 planned episodes are missing" in verdict([])
+    assert "more than one end" in verdict([*episodes, episodes[0]])
+    assert "not in the plan" in verdict([*episodes, copy(episodes[0], episode_id="count/0000#9#0", seed=9)])
+    easy = [copy(episodes[0], episode_id=episode.episode_id) for episode in episodes]
+    assert "episode_id was count/0001#0#0" in verdict(easy)
+    hidden = copy(episodes[0], outcome="fault", cause="infrastructure", total_reward=None)
+    assert "had already ended" in verdict([hidden, *episodes[1:]])
+    for field, value in (("kind", "easy"), ("split", "train"), ("env", "test/Other-v0")):
+        assert f"{field} was '{value}'" in verdict([copy(episodes[0], **{field: value}), *episodes[1:]])
+
+
+def test_a_policy_object_can_be_evaluated(tmp_path: Path) -> None:
+    summary = evaluate(plan("count", episodes=3), worlds.UpPolicy(), str(tmp_path / "run"), backend="serial")
+    assert summary.overall.success.value == 1.0
+    with pytest.raises(UsageError, match="unknown back end"):
+        evaluate(plan("count", episodes=3), worlds.UpPolicy(), tmp_path / "other", backend="seriel")
+    assert not (tmp_path / "other").exists()
+
+
 def test_plans_refuse_what_cannot_be_played(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="lower --episodes or raise --repeats"):
         plan("count", episodes=41)
+    with pytest.raises(UsageError, match="must be a multiple of repeats"):
+        plan("count", episodes=6, repeats=4)
+    with pytest.raises(UsageError, match="each only once"):
+        plan("count", tasks=["count/0000", "count/0000"])
+    with pytest.raises(UsageError, match="seed must be"):
+        plan("count", seed=-1)
     with pytest.raises(UsageError, match="unknown split"):
         plan("count", split="tset")
     with pytest.raises(UsageError, match="unknown option"):

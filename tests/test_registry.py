@@ -64,7 +64,7 @@ def test_a_near_miss_is_answered_with_the_nearest_ids(name: str) -> None:
 
 
 def test_an_unknown_option_is_answered_with_the_nearest_options() -> None:
-    with pytest.raises(UsageError, match=r"unknown option of test/Count-v0 'max_turn'. Did you mean 'max_turns'"):
+    with pytest.raises(UsageError, match=r"unknown option of count 'max_turn'. Did you mean 'max_turns'"):
         make_env("test/Count-v0", max_turn=3)
     with pytest.raises(UsageError, match=r"Did you mean 'count/tasks'"):
         make_task_set("count/task")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import secrets
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ REPORT = "report.html"
 
 
 def evaluate(
+    context: typer.Context,
     env: Annotated[str, typer.Option("--env", "-e", help="Environment: a family name or a full id.")] = "alfworld",
     policy: Annotated[
         str,
@@ -65,12 +67,13 @@ def evaluate(
     if resume is not None:
         if out is not None and out != resume:
             raise UsageError("give either --resume RUN or --out, not two different directories")
+        _refuse_other_plan(context)
         config = read_config(resume)
         specs, out = policies_of(config), resume
     else:
         limits = TimeLimits(reset_timeout, step_timeout)
         stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        short = "-".join(part for part in (env.rsplit("/", 1)[-1], policy.split(":", 1)[0], stamp) if part)
+        short = "-".join((env.rsplit("/", 1)[-1], policy.split(":", 1)[0], stamp, secrets.token_hex(2)))
         out = out or Path("runs") / short
         specs = {"*": PolicySpec(spec=policy, options=key_values(policy_option, option="--policy-option"))}
         config = plan(
@@ -104,6 +107,20 @@ def evaluate(
     console.print(f"Run:    {out}", highlight=False, soft_wrap=True)
 
 
+_PLAN = ("env", "policy", "policy_option", "tasks", "split", "episodes", "repeats", "seed", "max_turns", "env_option")
+
+
+def _refuse_other_plan(context: typer.Context) -> None:
+    """A resumed run plays what its run.toml says; options that would say otherwise are an error, not ignored."""
+    for name in _PLAN:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise UsageError(
+                f"--resume continues the run as its run.toml says; leave --{name.replace('_', '-')} out, "
+                "or start another run with --out"
+            )
+
+
 def run_plan(
     config: RunConfig,
     specs: dict[str, PolicySpec],
@@ -123,7 +140,7 @@ def run_plan(
     total = len(config.tasks) * config.repeats
     with (
         _sigterm_interrupts(),
-        EvalProgress(console, total, label="/".join(s.spec for s in specs.values())) as progress,
+        EvalProgress(Console(stderr=True), total, label="/".join(s.spec for s in specs.values())) as progress,
     ):
         summary = evaluate_plan(
             config,

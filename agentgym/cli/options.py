@@ -49,6 +49,8 @@ def env_kwargs(options: list[str] | None, tasks: str | None, max_turns: int | No
         raise UsageError("give the split with --split, not as an --env-option")
     if tasks is not None:
         kwargs["tasks"] = tasks
+    if max_turns is not None and "max_turns" in kwargs:
+        raise UsageError("give the turn limit once, by --max-turns or by -E max_turns=N")
     if max_turns is not None:
         kwargs["max_turns"] = max_turns
     return kwargs

@@ -16,7 +16,7 @@ def play(
     split: Annotated[str, typer.Option(help="Split of the task set.")] = "test",
     task: Annotated[str | None, typer.Option(help="Task: an id, or a position within the split.")] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Seed of the episode; also draws the task where none is given.")
+        int | None, typer.Option(min=0, help="Seed of the episode; also draws the task where none is given.")
     ] = None,
     env_option: EnvOptions = None,
 ) -> None:

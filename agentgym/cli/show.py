@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from agentgym.episode import Episode, final_episodes, read_config, read_episodes
-from agentgym.errors import choices
+from agentgym.errors import UsageError, choices
 from agentgym.metrics import compare, summarise
 from agentgym.view.report import write_report
 from agentgym.view.table import compare_table, run_table
@@ -48,9 +48,14 @@ def show(
 
 
 def _find(name: str, episodes: list[Episode]) -> Episode:
-    matches = [e for e in episodes if e.episode_id == name] or [e for e in episodes if name in e.episode_id]
+    matches = [e for e in episodes if e.episode_id == name] or [e for e in episodes if name and name in e.episode_id]
     if not matches:
         raise choices("episode", name, [e.episode_id for e in episodes])
+    several = sorted({e.episode_id for e in matches})
+    if len(several) > 1:
+        raise UsageError(
+            f"{name!r} names {len(several)} episodes, such as {several[0]} and {several[1]}; give more of the id"
+        )
     return matches[-1]
 
 

@@ -138,8 +138,8 @@ class Policy:
             replies = self.act(requests)
         except Exception as error:
             return [error] * len(requests)
-        if len(replies) != len(requests):
-            raise UsageError(f"policy {self.name} gave {len(replies)} replies to {len(requests)} requests")
+        if not isinstance(replies, Sequence) or len(replies) != len(requests):
+            raise UsageError(f"policy {self.name}: act must return one reply for each of {len(requests)} requests")
         return replies
 
     def finish(self, episode_id: str) -> None:

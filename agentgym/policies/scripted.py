@@ -45,7 +45,8 @@ class ScriptedPolicy(Policy):
         if self._function is not None:
             return self._function(request)
         if self._actions is not None:
-            text = self._actions[min(len(request.history), len(self._actions) - 1)]
+            taken = sum(turn.role == request.role for turn in request.history)
+            text = self._actions[min(taken, len(self._actions) - 1)]
             return request.render(text)
         return request.render(_explore(request))
 
@@ -58,7 +59,7 @@ def _explore(request: Request) -> str:
     commands = request.info["admissible"]
     if not commands:
         return ""
-    taken = Counter(turn.action or turn.completion for turn in request.history)
+    taken = Counter(turn.action or turn.completion for turn in request.history if turn.role == request.role)
     wanted = set(_WORD.findall(request.context.instruction.lower()))
     ranks = [(taken[command], -len(wanted & set(_WORD.findall(command)))) for command in commands]
     best = min(ranks)

@@ -57,6 +57,8 @@ def run_table(summary: Summary, config: RunConfig) -> RenderGroup:
     table.add_section()
     table.add_row("all", *_cells(summary.overall, graded, spends), style="bold")
     notes = []
+    if summary.overall.episodes < summary.planned:
+        notes.append(f"incomplete: {summary.overall.episodes} of {summary.planned} planned episodes are in the log")
     if summary.overall.unknown:
         notes.append(f"without a verdict: {summary.overall.unknown}, not counted in the success rate")
     if summary.overall.fault_causes:

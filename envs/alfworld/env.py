@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -95,6 +96,11 @@ class ALFWorldEnv(AgentEnv):
                 "backend='textworld' plays a game as it is: leave grammar, strict_appliances and "
                 "domain_randomization at their defaults"
             )
+        for name, value in (("strict_appliances", strict_appliances), ("domain_randomization", domain_randomization)):
+            if not isinstance(value, bool):
+                raise UsageError(f"{name} must be true or false, not {value!r}")
+        if success_reward is not None and (isinstance(success_reward, str) or not math.isfinite(success_reward)):
+            raise UsageError(f"success_reward must be a finite number, not {success_reward!r}")
         verl = compat == "verl-agent"
         super().__init__(action_format=action_format or ("verl-agent" if verl else "raw"), **options)
         if self.action_format.name == "search-answer":
