@@ -174,10 +174,11 @@ def replay_run(
     report = ReplayReport(verified=verified, faults=len(episodes) - len(finished))
     _check_task_set(config, report)
     _check_plan(config, attempts, report)
-    finished = {key: episode for key, episode in finished.items() if _check_identity(episode, report)}
+    planned = set(config.episode_ids())
+    finished = {k: e for k, e in finished.items() if _check_identity(e, report) and k in planned}
     if kind == "none" or not finished:
         return report
-    specs = [EpisodeSpec(task_id=e.task_id, split=e.split, seed=e.seed, repeat=e.repeat) for e in finished.values()]
+    specs = [EpisodeSpec(task_id=e.task_id, seed=e.seed, repeat=e.repeat) for e in finished.values()]
     limits = TimeLimits(config.reset_timeout or 120.0, config.step_timeout or 60.0)
     pool = make_backend(backend, min(workers, len(specs)), limits=limits)
     try:
