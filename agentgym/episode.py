@@ -192,8 +192,15 @@ def make_episode_id(task_id: str, seed: int, repeat: int) -> str:
 
 def write_config(run: Path, config: RunConfig) -> None:
     """Writes run.toml whole or not at all."""
-    data = {key: value for key, value in msgspec.to_builtins(config).items() if value is not None}
+    data = _without_none(msgspec.to_builtins(config))
     write_atomically(run / CONFIG, tomli_w.dumps(data, multiline_strings=False).encode())
+
+
+def _without_none(value: Any) -> Any:
+    """TOML has no null: an option that is None is left out, which says the same."""
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return value
 
 
 def read_config(run: Path) -> RunConfig:
@@ -391,12 +398,18 @@ class RunWriter:
             if not resume:
                 raise UsageError(f"{self.run} already holds a run; continue it with --resume, or choose another --out")
             _check_same_run(read_config(self.run), self.config)
+            arrays = self.run / ARRAYS
+            kept_arrays = arrays.stat().st_size if arrays.exists() else 0
             for episode, line_end in scan_episodes(self.run, notice=notice):
-                end = line_end
+                needs = max(array_end, _arrays_end(episode))
+                if needs > kept_arrays:  # the machine went down before they reached the disk
+                    if notice is not None:
+                        notice(
+                            f"{arrays}: lacks the token arrays from {episode.episode_id} on; played again from there"
+                        )
+                    break
+                end, array_end = line_end, needs
                 self.done.setdefault(episode.episode_id, []).append(episode)
-                for turn in episode.turns:
-                    for dtype, offset, count in turn.arrays.values():
-                        array_end = max(array_end, offset + count * np.dtype(dtype).itemsize)
         elif (self.run / EPISODES).exists():
             raise DataError(
                 self.run / CONFIG,
@@ -432,10 +445,8 @@ class RunWriter:
         line = msgspec.json.encode(episode, enc_hook=place) if _has_arrays(episode) else _encoder.encode(episode)
         try:
             if blobs:
-                self._arrays.write(b"".join(blobs))
-                self._arrays.flush()
-            self._episodes.write(line + b"\n")
-            self._episodes.flush()
+                _write_all(self._arrays, b"".join(blobs))
+            _write_all(self._episodes, line + b"\n")
             now = time.monotonic()
             if now - self._last_sync >= self._sync_seconds:
                 self.sync()
@@ -458,6 +469,8 @@ class RunWriter:
             return
         try:
             self.sync()
+        except OSError as error:
+            raise _write_error(self.run / EPISODES, error) from error
         finally:
             self._episodes.close()
             self._arrays.close()
@@ -472,19 +485,32 @@ class RunWriter:
         self.close()
 
 
+def _arrays_end(episode: Episode) -> int:
+    """Where the arrays of an episode, as references, end in the sidecar."""
+    references = (reference for turn in episode.turns for reference in turn.arrays.values())
+    return max((offset + count * np.dtype(dtype).itemsize for dtype, offset, count in references), default=0)
+
+
 def _has_arrays(episode: Episode) -> bool:
     return any(turn.arrays for turn in episode.turns)
 
 
 def _open_at(path: Path, end: int) -> BinaryIO:
     """Opens for appending after `end`; what lies behind is the rest of a torn write."""
-    file = open(path, "ab")  # noqa: SIM115 - the writer owns it
+    file = open(path, "ab", buffering=0)  # noqa: SIM115 - the writer owns it; unbuffered, nothing is written late
     if file.tell() > end:
         file.truncate(end)
     elif file.tell() < end:
         file.close()
         raise DataError(path, "shorter than episodes.jsonl says", "Restore it from a copy, or run the evaluation again")
     return file
+
+
+def _write_all(file: BinaryIO, data: bytes) -> None:
+    """Writes everything, or raises: an unbuffered file may take a part only."""
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
 
 
 def _cut(file: BinaryIO, end: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import platform
@@ -167,6 +168,7 @@ def evaluate(
                 for role, given in specs_of.items()
             },
         )
+        _check_task_set(config)
         limits = TimeLimits(config.reset_timeout, config.step_timeout)
         workers = min(workers, max(1, len(config.tasks) * config.repeats))
         # Made first: a back end that cannot be had must not leave a run directory behind.
@@ -175,7 +177,7 @@ def evaluate(
             with RunWriter(out, config, resume=resume, notice=notice) as writer:
                 if on_begin is not None:
                     on_begin([episode for attempts in writer.done.values() for episode in attempts])
-                played = rollout(
+                episodes = rollout(
                     _remaining(config, writer.done),
                     config.env,
                     made,
@@ -183,15 +185,17 @@ def evaluate(
                     backend=pool,
                     retries=config.retries,
                 )
-                for episode in played:
-                    writer.append(episode)
-                    if on_episode is not None:
-                        on_episode(episode)
+                with contextlib.closing(episodes) as played:
+                    for episode in played:
+                        writer.append(episode)
+                        if on_episode is not None:
+                            on_episode(episode)
         finally:
             pool.close()
     finally:
-        for policy in made.values():
-            policy.close()
+        for role, policy in made.items():
+            if policy is not specs_of[role]:  # an object of the caller's stays open
+                policy.close()
     summary = summarise(read_episodes(out), config)
     write_summary(out, summary)
     return summary
@@ -221,6 +225,20 @@ def _remaining(config: RunConfig, done: Mapping[str, list[Episode]]) -> Iterator
             if any(attempt.finished for attempt in attempts) or len(attempts) > config.retries:
                 continue
             yield msgspec.structs.replace(spec, attempt=len(attempts))
+
+
+def _check_task_set(config: RunConfig) -> None:
+    """A plan made on other tasks (another version of a set, changed files) must not go on with these."""
+    env = make_env(config.env, **config.env_kwargs)
+    try:
+        here = _record(env)
+    finally:
+        env.close()
+    if (here.name, here.digest) != (config.task_set.name, config.task_set.digest):
+        raise UsageError(
+            f"the run was planned on {config.task_set.name} ({config.task_set.digest[:12]}), here it is {here.name} "
+            f"({here.digest[:12]}): restore those tasks, or start another run"
+        )
 
 
 def _class_of(config: RunConfig) -> type[AgentEnv]:

@@ -187,6 +187,22 @@ def _check(env: AgentEnv, observation: Any, reward: Any, terminated: Any, trunca
         raise Garbage(f"terminated and truncated must be bool, not {terminated!r}, {truncated!r}"[:200])
     if not isinstance(info, dict) or info.keys() != _KEYS:
         raise Garbage("info lacks keys of the contract or has others; see agentgym.env.Info")
+    for key in ("role", "state_key", "feedback", "kind", "split", "task_id"):
+        if not isinstance(info[key], str):
+            raise Garbage(f"info[{key!r}] must be text, not {info[key]!r:.80}")
+    for key, kind in (("checkpoints", tuple), ("extra", dict), ("usage", dict)):
+        if not isinstance(info[key], kind):
+            raise Garbage(f"info[{key!r}] must be a {kind.__name__}, not {info[key]!r:.80}")
+    for numbers in (info["usage"], info["extra"].get("metrics", {})):
+        if not isinstance(numbers, dict) or not all(
+            isinstance(n, float | int) and math.isfinite(n) for n in numbers.values()
+        ):
+            raise Garbage(f"usage and metrics must be finite numbers by name, not {numbers!r:.80}")
+    try:
+        _encoder.encode(info)  # the log must be able to hold it
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise Garbage(f"info holds something that the log cannot keep: {error}") from None
 
 
+_encoder = msgspec.json.Encoder()
 _KEYS = dict.fromkeys(INFO_KEYS).keys()

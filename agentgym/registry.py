@@ -113,6 +113,10 @@ def read_card(path: Path) -> None:
     for tasks in card.tasks:
         register_tasks(tasks)
     for data in card.data:
+        if data.name in _data and _data[data.name] != data:
+            raise UsageError(
+                f"data set {data.name!r} is already registered by {_data[data.name].entry_point}; rename one"
+            )
         _data[data.name] = data
 
 

@@ -10,8 +10,9 @@ import hashlib
 import math
 import queue
 import time
+import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -89,7 +90,7 @@ class _Live:
 
     def __init__(self, spec: EpisodeSpec) -> None:
         self.spec = spec
-        self.turns: list[Turn] = list(spec.prefix)
+        self.turns: list[Turn] = [msgspec.structs.replace(turn) for turn in spec.prefix]  # the parent keeps its own
         self.begun = self.sent = time.monotonic()
         self.replay = "none"
         self.began = False
@@ -101,6 +102,9 @@ class _Live:
         self.observation: str
         self.info: Info
         self.hint: str | None = None
+
+
+_in_use: weakref.WeakSet[Backend] = weakref.WeakSet()
 
 
 class Runner:
@@ -141,14 +145,21 @@ class Runner:
 
     def run(self, specs: Iterable[EpisodeSpec]) -> Iterator[Episode]:
         """Yields every attempt when it ends; closed early, it leaves the back end fit for another rollout."""
+        if self._backend in _in_use:
+            raise UsageError("this back end is used by another rollout; finish or close that one first")
+        _in_use.add(self._backend)
         try:
             yield from self._run(specs)
         finally:
-            if self._live:
-                self._backend.cancel()
-                for live in self._live.values():
-                    self._let_go(live.spec.episode_id)
-                self._live.clear()
+            _in_use.discard(self._backend)
+            live = list(self._live.values())
+            self._live.clear()
+            try:
+                if live:
+                    self._backend.cancel()
+            finally:
+                for episode in live:
+                    self._let_go(episode.spec.episode_id)
 
     def _let_go(self, episode_id: str) -> None:
         for policy in {id(policy): policy for policy in self._policies.values()}.values():
@@ -166,22 +177,31 @@ class Runner:
             if not self._live:
                 return
             ended: list[tuple[int, Episode]] = []
-            if self._owing or self._deciding:
-                timeout = None if self._owing or self._decided.empty() else 0.0
-                for slot, answer in self._backend.receive(timeout):
-                    live = self._live.get(slot)
-                    if live is not None:
-                        self._answered(slot, live, answer, ended)
-            while not self._decided.empty():
-                slot, live, future, seconds = self._decided.get()
-                self._deciding -= 1
-                if self._live.get(slot) is live:
-                    self._apply(slot, live, _result(future), seconds, ended)
-            if self._waiting and not (self._gather and self._owing):
-                self._decide(ended)
+            try:
+                self._advance(ended)
+            except Exception:
+                for _, episode in ended:  # a bad call of one episode must not lose others that had ended
+                    yield episode
+                raise
             for slot, episode in ended:
                 free.append(slot)
                 yield episode
+
+    def _advance(self, ended: list[tuple[int, Episode]]) -> None:
+        """Waits for what comes next and deals with it; what ended is added to `ended`."""
+        if self._owing or self._deciding:
+            timeout = None if self._owing or self._decided.empty() else 0.0
+            for slot, answer in self._backend.receive(timeout):
+                live = self._live.get(slot)
+                if live is not None:
+                    self._answered(slot, live, answer, ended)
+        while not self._decided.empty():
+            slot, live, future, seconds = self._decided.get()
+            self._deciding -= 1
+            if self._live.get(slot) is live:
+                self._apply(slot, live, _result(future), seconds, ended)
+        if self._waiting and not (self._gather and self._owing):
+            self._decide(ended)
 
     def _start(self, slot: int, spec: EpisodeSpec) -> None:
         self._live[slot] = _Live(spec)
@@ -380,7 +400,7 @@ class Runner:
             parent_id=spec.parent_id,
             fork_turn=spec.fork_turn,
             twin_of=spec.twin_of,
-            usage=_total_usage(live.turns),
+            usage=_total_usage(live.turns[len(spec.prefix) :]),
             seconds=time.monotonic() - live.begun,
         )
         if fault is not None:
@@ -469,7 +489,7 @@ def rollout(
     backend: Backend | None = None,
     retries: int = 0,
     system_prompt: str | None = None,
-) -> Iterator[Episode]:
+) -> Generator[Episode, None, None]:
     """Plays episodes and yields each attempt, faulted ones too, in the order of ending.
 
     Args:

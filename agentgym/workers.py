@@ -185,6 +185,8 @@ class ThreadBackend:
         """Waits for answers and for hanging threads."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
+            if not self._answers.empty():
+                return self._collect(self._answers.get())
             events = self._expired()
             if events:
                 return events
@@ -241,6 +243,7 @@ class ThreadBackend:
 
 
 _FLUSH_SECONDS = 0.02
+_CLOSE_SECONDS = 2.0
 
 
 def _serve(connection: Connection, life: Connection, current: Any) -> None:
@@ -253,6 +256,9 @@ def _serve(connection: Connection, life: Connection, current: Any) -> None:
     try:
         while True:
             batch: list[tuple[int, Command]] = pickle.loads(connection.recv_bytes())
+            if not batch:  # the runner has finished
+                host.close()
+                return
             flushed = time.monotonic()
             for slot, command in batch:
                 current.value = slot  # so that the runner knows whose fault a crash is
@@ -314,6 +320,10 @@ class _Process:
         self.occupied: set[int] = set()
         self.since = 0.0
 
+    def at_work(self) -> Command:
+        """The command being carried out, of those that are owed an answer."""
+        return dict(self.outstanding).get(self.current.value, self.outstanding[0][1])
+
     def flush(self) -> None:
         """Sends what is queued, once the last batch is answered: so neither side ever waits on a full pipe."""
         if self.queued and not self.outstanding:
@@ -325,7 +335,9 @@ class _Process:
                 self.connection.send_bytes(data)
 
     def close(self) -> None:
-        """Kills it and frees its pipes."""
+        """Kills it and frees its pipes; twice is fine."""
+        if self._life.closed:
+            return
         self._life.close()
         self.process.kill()
         self.process.join()
@@ -354,6 +366,7 @@ class ProcessBackend:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["agentgym.workers"])
         self._selector = selectors.DefaultSelector()
+        self._wake_lock = threading.Lock()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
@@ -382,7 +395,7 @@ class ProcessBackend:
         for worker in self.workers:
             worker.flush()
         now = time.monotonic()
-        waits = [w.since + self._limits.of(w.outstanding[0][1]) - now for w in self.workers if w.outstanding]
+        waits = [w.since + self._limits.of(w.at_work()) - now for w in self.workers if w.outstanding]
         if timeout is not None:
             waits.append(timeout)
         events: list[Event] = []
@@ -404,7 +417,7 @@ class ProcessBackend:
             events += self._replace(worker, Fault("killed", f"the worker process died ({code})"))
         now = time.monotonic()
         for worker in self.workers:
-            if worker.outstanding and now - worker.since >= self._limits.of(worker.outstanding[0][1]):
+            if worker.outstanding and now - worker.since >= self._limits.of(worker.at_work()):
                 events += self._replace(worker, None)
         return events
 
@@ -455,8 +468,10 @@ class ProcessBackend:
 
     def wake(self) -> None:
         """Makes a waiting `receive` return."""
-        with contextlib.suppress(BlockingIOError, OSError):
-            os.write(self._wake_write, b"w")
+        with self._wake_lock:  # a late policy may call this after close, when the number may belong to another file
+            if self._wake_write >= 0:
+                with contextlib.suppress(BlockingIOError, OSError):
+                    os.write(self._wake_write, b"w")
 
     def cancel(self) -> None:
         """Replaces the processes at work."""
@@ -467,11 +482,21 @@ class ProcessBackend:
             worker.occupied.clear()
 
     def close(self) -> None:
-        """Kills all processes: what they hold belongs to episodes that nobody waits for."""
+        """Lets idle processes close their environments, and kills the others: nobody waits for what they hold."""
         for worker in self.workers:
+            if not worker.outstanding:
+                with contextlib.suppress(OSError, ValueError):
+                    worker.connection.send_bytes(pickle.dumps([]))
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for worker in self.workers:
+            if not worker.outstanding:
+                with contextlib.suppress(ValueError):
+                    worker.process.join(max(0.0, deadline - time.monotonic()))
             worker.close()
         self.workers = []
         self._selector.close()
-        for descriptor in (self._wake_read, self._wake_write):
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+        with self._wake_lock:
+            for descriptor in (self._wake_read, self._wake_write):
+                if descriptor >= 0:
+                    os.close(descriptor)
+            self._wake_read = self._wake_write = -1

@@ -52,7 +52,7 @@ app.add_typer(data.app, name="data")
 def main() -> None:
     """Runs a command; a bad call or bad data is one message and exit code 2."""
     if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # policies and environments of your own, as with python -m
+        sys.path.append(os.getcwd())  # policies and environments of your own, as with python -m
     try:
         app()
     except AgentGymError as error:

@@ -104,6 +104,9 @@ def export_tasks(tasks: TaskSet, split: str, count: int, to: Path) -> None:
         if not task.files:
             raise UsageError(f"tasks of {tasks.name} have no files to export")
         folder = to / split / str(task.data.get("path", task.id))
+        for name in task.files:
+            if not (folder / name).resolve().is_relative_to(to.resolve()) or (folder / name).exists():
+                raise UsageError(f"task {task.id!r} would be written to {folder / name}, outside {to} or over another")
         folder.mkdir(parents=True, exist_ok=True)
         for name in task.files:
             (folder / name).write_bytes(tasks.open(task, name))

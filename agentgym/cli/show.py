@@ -15,7 +15,7 @@ from agentgym.episode import Episode, final_episodes, read_config, read_episodes
 from agentgym.errors import UsageError, choices
 from agentgym.metrics import compare, summarise
 from agentgym.view.report import write_report
-from agentgym.view.table import compare_table, run_table
+from agentgym.view.table import compare_table, plain, run_table
 
 
 def show(
@@ -62,9 +62,13 @@ def _find(name: str, episodes: list[Episode]) -> Episode:
 def _transcript(episode: Episode) -> Group:
     parts: list[Panel | Text] = [Text(f"{episode.episode_id}  {episode.outcome} ({episode.cause})", style="bold")]
     for index, turn in enumerate(episode.turns):
-        parts.append(Panel(Text(turn.observation), title=f"turn {index}", title_align="left", border_style="dim"))
+        parts.append(
+            Panel(Text(plain(turn.observation)), title=f"turn {index}", title_align="left", border_style="dim")
+        )
         mark = "" if turn.valid else "  (not valid)"
-        parts.append(Text(f"{turn.role}> {turn.completion}", style="bold green" if turn.valid else "bold red"))
+        parts.append(
+            Text(f"{plain(turn.role)}> {plain(turn.completion)}", style="bold green" if turn.valid else "bold red")
+        )
         parts.append(Text(f"reward {turn.reward:g}{mark}", style="dim"))
-    parts.append(Panel(Text(episode.final_observation or episode.message), title="end", title_align="left"))
+    parts.append(Panel(Text(plain(episode.final_observation or episode.message)), title="end", title_align="left"))
     return Group(*parts)

@@ -44,6 +44,7 @@ class RayBackend:
         self._actors = [self._class.remote() for _ in range(workers)]
         self._running: dict[Any, tuple[int, Command, float]] = {}
         self._occupied: set[int] = set()
+        self._answered: dict[int, float] = {}  # when each actor answered last
         self._woken = False
 
     def send(self, slot: int, command: Command) -> None:
@@ -67,8 +68,11 @@ class RayBackend:
             elif not self._woken:
                 time.sleep(_POLL_SECONDS)
             now = time.monotonic()
-            for slot, command, since in list(self._running.values()):
-                if now - since >= self._limits.of(command):
+            oldest: dict[int, tuple[int, Command, float]] = {}
+            for item in self._running.values():  # an actor works on its oldest call; the others wait behind it
+                oldest.setdefault(item[0] // self._per_worker, item)
+            for index, (slot, command, since) in oldest.items():
+                if now - max(since, self._answered.get(index, 0.0)) >= self._limits.of(command):
                     events += self._replace(slot, self._limits.fault(command))
                     break
             if events or self._woken or (deadline is not None and now >= deadline):
@@ -77,6 +81,7 @@ class RayBackend:
 
     def _take(self, reference: Any) -> list[Event]:
         slot, _, _ = self._running.pop(reference)
+        self._answered[slot // self._per_worker] = time.monotonic()
         try:
             event = Event(*self._ray.get(reference))
         except self._ray.exceptions.RayActorError as error:
