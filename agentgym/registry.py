@@ -164,7 +164,7 @@ def register_plugins() -> list[str]:
                 raise UsageError(f"entry point {point.name!r} names no installed package")
             read_card(Path(next(iter(spec.submodule_search_locations))) / "card.toml")
         except (DataError, UsageError, ImportError, ValueError) as error:  # one bad plug-in must not stop the others
-            warnings.warn(f"plug-in {point.name!r} is left out: {error}", stacklevel=2)
+            warnings.warn(f"plug-in {point.name!r} is left out: {error}. Reinstall or remove it", stacklevel=2)
             continue
         found.append(point.name)
     return found

@@ -112,16 +112,19 @@ def test_a_family_name_near_a_plugins_is_answered_with_it(installed: Path) -> No
     assert "Did you mean 'lock'" in done.stderr
 
 
-def test_a_plugin_without_a_card_is_named_in_the_error(installed: Path, tmp_path: Path) -> None:
+def test_a_plugin_without_a_card_is_named_and_left_out(installed: Path, tmp_path: Path) -> None:
     shutil.copytree(installed, tmp_path / "site")
     (tmp_path / "site" / "agentgym_lock" / "card.toml").unlink()
     done = _agentgym(tmp_path / "site", "list")
-    assert done.returncode == 2
+    assert done.returncode == 0
+    assert "is left out" in done.stderr
     assert "not a usable card" in done.stderr
+    assert "agentgym/ALFWorld-v0" in done.stdout
+    assert "example/Lock-v0" not in done.stdout
     shutil.rmtree(tmp_path / "site" / "agentgym_lock")
     done = _agentgym(tmp_path / "site", "list")
-    assert done.returncode == 2
-    assert "Reinstall or remove that plug-in" in done.stderr
+    assert done.returncode == 0
+    assert "names no installed package" in done.stderr
 
 
 def test_the_guide_shows_what_the_package_holds() -> None:
