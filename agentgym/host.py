@@ -187,12 +187,20 @@ def _check(env: AgentEnv, observation: Any, reward: Any, terminated: Any, trunca
         raise Garbage(f"terminated and truncated must be bool, not {terminated!r}, {truncated!r}"[:200])
     if not isinstance(info, dict) or info.keys() != _KEYS:
         raise Garbage("info lacks keys of the contract or has others; see agentgym.env.Info")
-    for key in ("role", "state_key", "feedback", "kind", "split", "task_id"):
-        if not isinstance(info[key], str):
-            raise Garbage(f"info[{key!r}] must be text, not {info[key]!r:.80}")
-    for key, kind in (("checkpoints", tuple), ("extra", dict), ("usage", dict)):
-        if not isinstance(info[key], kind):
-            raise Garbage(f"info[{key!r}] must be a {kind.__name__}, not {info[key]!r:.80}")
+    # One pass over the types, for this runs at every step; the loop only names what is wrong.
+    if not (
+        type(info["role"]) is type(info["state_key"]) is type(info["feedback"]) is type(info["kind"]) is str
+        and type(info["checkpoints"]) is tuple
+        and type(info["extra"]) is type(info["usage"]) is dict
+    ):
+        for key, kind in _TYPES:
+            if not isinstance(info[key], kind):
+                raise Garbage(f"info[{key!r}] must be a {kind.__name__}, not {info[key]!r:.80}")
+    if info["extra"] or info["usage"] or info["admissible"] or info["checkpoints"] or info["feedback"]:
+        _check_content(info)
+
+
+def _check_content(info: Any) -> None:
     for numbers in (info["usage"], info["extra"].get("metrics", {})):
         if not isinstance(numbers, dict) or not all(
             isinstance(n, float | int) and math.isfinite(n) for n in numbers.values()
@@ -204,5 +212,9 @@ def _check(env: AgentEnv, observation: Any, reward: Any, terminated: Any, trunca
         raise Garbage(f"info holds something that the log cannot keep: {error}") from None
 
 
+_TYPES = (
+    *((key, str) for key in ("role", "state_key", "feedback", "kind")),
+    *(("checkpoints", tuple), ("extra", dict), ("usage", dict)),
+)
 _encoder = msgspec.json.Encoder()
 _KEYS = dict.fromkeys(INFO_KEYS).keys()
