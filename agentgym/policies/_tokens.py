@@ -8,7 +8,7 @@ Where a prompt does not extend the one before (windows), it is encoded afresh.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from agentgym.policies._chat import Chat, Message
 from agentgym.policies.base import Reply, Request, option_path
 
 Texts = str | tuple[str, ...]  # one text, or several
+REMEMBERED = 4096  # messages whose ids are kept
 
 
 def load_tokenizer(name: str) -> Any:
@@ -75,12 +76,27 @@ class ChatTokens:
         self._options = dict(template_options or {})
         self._special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
         self._between: dict[str, str] = {}
+        self._known: dict[tuple[Any, ...], list[int] | None] = {}
         own = (tokenizer.eos_token_id, self._turn_end())
         self.end_ids = frozenset(int(token) for token in (*end_ids, *own) if token is not None)
 
     def whole(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a whole prompt, up to where the answer begins."""
-        return self._encode(self._render(messages, generation=True))
+        return self._remember(None, messages, lambda: self._encode(self._render(messages, generation=True))) or []
+
+    def _remember(
+        self, last_id: int | None, messages: Sequence[Message], make: Callable[[], list[int] | None]
+    ) -> list[int] | None:
+        """What was made for these messages before: games repeat themselves, and templates take their time."""
+        key = (last_id, *((message["role"], str(message["content"])) for message in messages))
+        if any(len(message) != 2 for message in messages):
+            return make()
+        if key not in self._known:
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            self._known[key] = make()
+        ids = self._known[key]
+        return None if ids is None else list(ids)
 
     def following(self, last_id: int, messages: Sequence[Message]) -> list[int] | None:
         """Ids between an answer and the next one.
@@ -92,6 +108,9 @@ class ChatTokens:
         Returns:
             The ids, or None if the template does not show answers as they are.
         """
+        return self._remember(last_id, messages, lambda: self._following(last_id, messages))
+
+    def _following(self, last_id: int, messages: Sequence[Message]) -> list[int] | None:
         mark = _mark(messages)
         tail = _after(self._render(_answered(mark, messages), generation=True), mark)
         if tail is None:
@@ -113,6 +132,13 @@ class ChatTokens:
     def text(self, completion: Sequence[int]) -> str:
         """The text of a completion without its special tokens."""
         return str(self.tokenizer.decode(completion, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def answer(self, text: str) -> list[int]:
+        """Ids of an answer with this text, as a model would have sampled them, end of turn included."""
+        end = self._turn_end()
+        if end is None:
+            end = self.tokenizer.eos_token_id
+        return [*self._encode(text), *([] if end is None else [end])]
 
     def _turn_end(self) -> int | None:
         """The special token that the template closes an answer with."""
@@ -277,6 +303,10 @@ class TokenRecorder:
             usage={"context_overflow": 1.0},
             policy_version=policy_version,
         )
+
+    def roles(self, episode_id: str) -> list[str]:
+        """The roles of an episode that have been answered."""
+        return [role for known, role in self._memories if known == episode_id]
 
     def finish(self, episode_id: str) -> None:
         """Forgets an episode."""

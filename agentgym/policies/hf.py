@@ -10,9 +10,10 @@ import numpy as np
 
 from agentgym.errors import InfrastructureError, UsageError, require_extra
 from agentgym.policies._chat import Chat, PromptOptions, read_options, turn_seed
-from agentgym.policies._generate import Row, generate
+from agentgym.policies._generate import Completion, Row, generate
+from agentgym.policies._kept import CachedSampler, keeps_cache
 from agentgym.policies._tokens import ChatTokens, Prompt, Texts, TokenRecorder, load_tokenizer, stop_texts
-from agentgym.policies.base import Decision, Policy, Reply, Request, option_path
+from agentgym.policies.base import Decision, Policy, Request, option_path
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -58,7 +59,8 @@ class HFPolicy(Policy):
     """Samples from a model, all waiting episodes together.
 
     With the prompt template "chat" and no window, the tokens of an episode only ever grow. Log-probabilities are the
-    model's at the sampling temperature, before top_k and top_p. A row's draws come from its own episode's seed, so
+    model's at the sampling temperature, before top_k and top_p. Where the model allows it, the cache of each episode is
+    kept over its turns and only new tokens are read. A row's draws come from its own episode's seed, so
     the batch it is in changes an answer only where rounding of the logits does.
 
     Args:
@@ -66,9 +68,6 @@ class HFPolicy(Policy):
         tokenizer: its tokenizer, with a chat template.
         options: see `HFOptions`.
         label: the model's name in descriptions.
-
-    Attributes:
-        version: number of updates the model has seen; recorded with each reply. A trainer sets it.
     """
 
     name = "hf"
@@ -76,8 +75,9 @@ class HFPolicy(Policy):
 
     def __init__(self, model: Any, tokenizer: Any, options: HFOptions | None = None, *, label: str = "") -> None:
         options = HFOptions() if options is None else options
-        self.version = 0
+        self._version = 0
         self._model = model
+        self._kept = CachedSampler(model, options.batch_size) if keeps_cache(model) else None
         self._options = options
         self._label = label
         tokens = ChatTokens(
@@ -105,43 +105,67 @@ class HFPolicy(Policy):
             if self._context is not None:
                 limit = min(limit, self._context - len(prompt.ids))
             if limit < 1:
-                decisions[index] = self._recorder.overflow(prompt, self.version)
+                decisions[index] = self._recorder.overflow(prompt, self._version)
             else:
                 # The first numbers of a generator do not depend on how many are drawn.
                 ready.append((index, prompt, Row(prompt.ids, np.random.default_rng(turn_seed(request)).random(limit))))
-        ready.sort(key=lambda item: len(item[1].ids))  # little padding
-        size = self._options.batch_size
-        for start in range(0, len(ready), size):
-            batch = ready[start : start + size]
-            answers = self._answer([(prompt, row) for _, prompt, row in batch])
-            decisions.update(zip((index for index, _, _ in batch), answers, strict=True))
+        answers = self._answer([(requests[index], prompt, row) for index, prompt, row in ready])
+        decisions.update(zip((index for index, _, _ in ready), answers, strict=True))
         return [decisions[index] for index in range(len(requests))]
 
-    def _answer(self, batch: list[tuple[Prompt, Row]]) -> Sequence[Reply | Exception]:
-        torch = require_extra("torch", extra="hf")
+    def _answer(self, asked: list[tuple[Request, Prompt, Row]]) -> list[Decision]:
         options = self._options
-        try:
-            completions = generate(
-                self._model,
-                [row for _, row in batch],
-                temperature=options.temperature,
-                top_p=options.top_p,
-                top_k=options.top_k,
-                end_ids=self._recorder.tokens.end_ids,
-                stopped=self._stopped,
-            )
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            message = f"no memory for {len(batch)} rows at once ({error}); lower batch_size or max_new_tokens"
-            return [InfrastructureError(message)] * len(batch)
-        except Exception as error:
-            return [error] * len(batch)
+        sampling: dict[str, Any] = {
+            "temperature": options.temperature,
+            "top_p": options.top_p,
+            "top_k": options.top_k,
+            "end_ids": self._recorder.tokens.end_ids,
+            "stopped": self._stopped,
+        }
+        rows = [row for _, _, row in asked]
+        if self._kept is not None:
+            keys = [(request.context.episode_id, request.role) for request, _, _ in asked]
+            sampled = self._kept.generate(keys, rows, **sampling)
+        else:
+            sampled = self._in_batches(rows, sampling)
         return [
-            self._recorder.reply(prompt, completion.ids, completion.logprobs, policy_version=self.version)
-            for (prompt, _), completion in zip(batch, completions, strict=True)
+            _memory_advice(answer, len(rows))
+            if isinstance(answer, Exception)
+            else self._recorder.reply(prompt, answer.ids, answer.logprobs, policy_version=self._version)
+            for (_, prompt, _), answer in zip(asked, sampled, strict=True)
         ]
+
+    def _in_batches(self, rows: list[Row], sampling: dict[str, Any]) -> list[Completion | Exception]:
+        """Encodes whole prompts again, for models whose cache cannot be kept; an error concerns its batch only."""
+        sampled: list[Completion | Exception] = [RuntimeError()] * len(rows)
+        order = sorted(range(len(rows)), key=lambda place: len(rows[place].ids))  # little padding
+        for start in range(0, len(order), self._options.batch_size):
+            batch = order[start : start + self._options.batch_size]
+            answers: list[Completion] | list[Exception]
+            try:
+                answers = generate(self._model, [rows[place] for place in batch], **sampling)
+            except Exception as error:
+                answers = [error] * len(batch)
+            for place, answer in zip(batch, answers, strict=True):
+                sampled[place] = answer
+        return sampled
+
+    @property
+    def version(self) -> int:
+        """Number of updates the model has seen; setting it says that the weights have changed."""
+        return self._version
+
+    @version.setter
+    def version(self, value: int) -> None:
+        self._version = value
+        if self._kept is not None:
+            self._kept.clear()
 
     def finish(self, episode_id: str) -> None:
         """Forgets the episode."""
+        if self._kept is not None:
+            for role in self._recorder.roles(episode_id):
+                self._kept.forget((episode_id, role))
         self._recorder.finish(episode_id)
 
     def describe(self) -> dict[str, Any]:
@@ -150,7 +174,14 @@ class HFPolicy(Policy):
 
     def close(self) -> None:
         """Lets go of the model."""
-        self._model = None
+        self._model = self._kept = None
+
+
+def _memory_advice(error: Exception, rows: int) -> Exception:
+    torch = require_extra("torch", extra="hf")
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return InfrastructureError(f"no memory for {rows} rows ({error}); lower batch_size or max_new_tokens")
+    return error
 
 
 def _stop_check(tokens: ChatTokens, stop: Sequence[str]) -> Callable[[Sequence[int]], bool] | None:

@@ -12,7 +12,7 @@ import pytest
 
 from agentgym.episode import Episode
 from agentgym.errors import InfrastructureError, UsageError
-from agentgym.policies import _generate
+from agentgym.policies import _generate, _kept
 from agentgym.policies._generate import Row, choose, generate
 from agentgym.policies.base import Reply, make_policy
 from agentgym.policies.hf import HFOptions, HFPolicy
@@ -50,25 +50,46 @@ def sequences(episode: Episode) -> Iterator[tuple[list[int], list[int], Any]]:
         whole += completion
 
 
+WAYS = ("kept", "afresh")  # the cache lives as long as its episode, or every prompt is encoded again
+
+
+@contextmanager
+def sampling(way: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        if way == "afresh":
+            patch.setattr("agentgym.policies.hf.keeps_cache", lambda model: False)
+        yield
+
+
 @contextmanager
 def spied(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
-    """Each list of ids that the decoder was fed as a prompt; padding is left out."""
+    """Each list of ids that the model saw as a prompt, cached ones included; padding is left out."""
     fed: list[list[int]] = []
-    original = _generate._Decoder._forward
+    afresh, kept = _generate._Decoder._forward, _kept._Page._run
 
     def forward(self: Any, ids: Any, positions: Any) -> None:
         if ids.shape[1] > 1:
             fed.extend(row[mask.bool()].tolist() for row, mask in zip(ids, self._mask, strict=True))
-        original(self, ids, positions)
+        afresh(self, ids, positions)
+
+    def run(self: Any, ids: Any, positions: Any, last: Any) -> Any:
+        if last is not None:
+            for row, end, before in zip(ids.tolist(), last.tolist(), self._seen, strict=True):
+                fed.append([*before, *row[: end + 1]])
+        return kept(self, ids, positions, last)
 
     with monkeypatch.context() as patch:
         patch.setattr(_generate._Decoder, "_forward", forward)
+        patch.setattr(_kept._Page, "_run", run)
         yield fed
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_the_log_holds_the_ids_that_the_model_was_fed(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with spied(monkeypatch) as fed:
+def test_the_log_holds_the_ids_that_the_model_was_fed(
+    template: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sampling(way, monkeypatch), spied(monkeypatch) as fed:
         episodes = play(make(template), 3)
     logged = [prompt for episode in episodes.values() for prompt, _, _ in sequences(episode)]
     assert len(logged) == 60
@@ -80,13 +101,18 @@ def test_the_log_holds_the_ids_that_the_model_was_fed(template: str, monkeypatch
         assert text.count("noise") == len(episode.turns)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
-def test_logprobs_are_those_of_teacher_forcing(template: str, temperature: float) -> None:
+def test_logprobs_are_those_of_teacher_forcing(
+    template: str, temperature: float, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
     model = make_model()
-    for episode in play(make(template, temperature=temperature, top_p=0.9), 3, SPECS[:3]).values():
+    with sampling(way, monkeypatch):
+        episodes = play(make(template, temperature=temperature, top_p=0.9), 3, SPECS[:3])
+    for episode in episodes.values():
         for prompt, completion, logprobs in sequences(episode):
             with torch.inference_mode():
                 logits = model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
@@ -97,14 +123,16 @@ def test_logprobs_are_those_of_teacher_forcing(template: str, temperature: float
                 assert completion == forced.argmax(-1).tolist()
 
 
-def test_answers_do_not_depend_on_the_batch() -> None:
-    def answers(slots: int, **options: Any) -> dict[str, list[str]]:
-        episodes = play(make(temperature=0.9, **options), slots)
+def test_answers_do_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answers(slots: int, way: str = "kept", **options: Any) -> dict[str, list[str]]:
+        with sampling(way, monkeypatch):
+            episodes = play(make(temperature=0.9, **options), slots)
         return {name: [turn.completion for turn in episode.turns] for name, episode in episodes.items()}
 
     alone = answers(1)
     assert answers(6) == alone
     assert answers(4, batch_size=3) == alone
+    assert answers(4, "afresh", batch_size=3) == alone
     assert len({tuple(texts) for texts in alone.values()}) == len(SPECS)
 
 
@@ -200,22 +228,30 @@ def test_an_episode_that_outgrows_the_model_is_a_failure_and_no_fault() -> None:
         assert len(prompt) + len(completion) <= 300
 
 
-def test_lack_of_memory_is_a_fault_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_lack_of_memory_is_a_fault_of_the_batch(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    policy = make(batch_size=2)
+    with sampling(way, monkeypatch):
+        policy = make(batch_size=2)
     calls = []
 
-    def fail_once(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 1:
-            raise torch.OutOfMemoryError("too much")
-        return generate(*args, **kwargs)
+    def fail_once(original: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(1)
+            if len(calls) == 1:
+                raise torch.OutOfMemoryError("too much")
+            return original(*args, **kwargs)
 
-    monkeypatch.setattr("agentgym.policies.hf.generate", fail_once)
+        return call
+
+    monkeypatch.setattr("agentgym.policies.hf.generate", fail_once(generate))
+    monkeypatch.setattr(_kept._Page, "complete", fail_once(_kept._Page.complete))
     decisions = policy.submit([make_request(task=i) for i in range(4)])
     assert [isinstance(decision, InfrastructureError) for decision in decisions] == [True, True, False, False]
     assert "lower batch_size" in str(decisions[0])
+    again = policy.submit([make_request(task=i) for i in range(2)])  # the broken page is gone, nothing else
+    assert all(isinstance(decision, Reply) for decision in again)
 
 
 def test_a_model_is_loaded_from_a_folder(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""One module a command; see `agentgym.baselines.commands`."""

@@ -1,0 +1,16 @@
+"""The commands of this floor: train, methods, study, gpu-check. Nothing heavy is imported before one runs."""
+
+from __future__ import annotations
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to the command line."""
+    from agentgym.baselines.cli import gpu_check, methods, train
+    from agentgym.baselines.study.command import study
+
+    app.command("train")(train.train)
+    app.command("methods")(methods.methods)
+    app.command("study")(study)
+    app.command("gpu-check")(gpu_check.gpu_check)

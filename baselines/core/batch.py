@@ -1,0 +1,213 @@
+"""Micro-batches by token budget: samples of like length side by side, or packed end to end into rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentgym.baselines.core.losses import LossTerm, Weights
+from agentgym.baselines.core.sample import Sample
+
+FIELDS = ("behaviour_logp", "advantage", "pg_weight", "ce_weight", "kl_weight")
+
+
+@dataclass(slots=True)
+class Outputs:
+    """What a model says about the selected tokens.
+
+    Attributes:
+        logp: (N,) log-probabilities at the sampling temperature, with gradient.
+        entropy: (N,) of the next-token distributions, with gradient.
+        value: (N,) of the value head, or None.
+        logits: (N, vocabulary), divided by the temperature.
+    """
+
+    logp: Tensor
+    entropy: Tensor
+    value: Tensor | None
+    logits: Tensor
+
+
+@dataclass(slots=True)
+class Report:
+    """Sums that metrics are made of."""
+
+    value: Tensor | float = 0.0
+    weight: Tensor | float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """A micro-batch: rows of tokens, and its selected tokens flattened to (N,).
+
+    Attributes:
+        samples: what it holds, in order.
+        input_ids, position_ids: (rows, width).
+        attention_mask: None where rows hold one sample and padding stands behind; else (rows, 1, width, width) bool.
+        places: (N,) index into the flattened rows of the token BEFORE each selected one, which predicts it.
+        tokens: (N,) ids of the selected tokens.
+        sample_of, turn_of: (N,) index into `samples`, and turn.
+        fields: (N,) float tensors by name; `batch[name]`.
+        weights: (N,) by loss term.
+        padding: share of the rows that is padding.
+        reports: sums for metrics.
+    """
+
+    samples: list[Sample]
+    input_ids: Tensor
+    position_ids: Tensor
+    attention_mask: Tensor | None
+    places: Tensor
+    tokens: Tensor
+    sample_of: Tensor
+    turn_of: Tensor
+    fields: dict[str, Tensor]
+    weights: dict[str, Tensor]
+    padding: float
+    reports: dict[str, Report] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.fields[name]
+
+    def report(self, name: str, value: Tensor, weight: Tensor) -> None:
+        """Adds to a metric that is the sum of `value` over the sum of `weight`."""
+        report = self.reports.setdefault(name, Report())
+        report.value = report.value + value.detach().sum()
+        report.weight = report.weight + weight.detach().sum()
+
+    def mean_within(self, values: Tensor, level: str) -> Tensor:
+        """The mean of (N,) values over the policy-gradient tokens of each sample or turn, at each of its tokens."""
+        key = self.sample_of if level == "sequence" else self.sample_of * (int(self.turn_of.max()) + 1) + self.turn_of
+        _, index = torch.unique(key, return_inverse=True)
+        weight = (self["pg_weight"] > 0).to(values.dtype)
+        size = int(index.max()) + 1 if len(index) else 0
+        zeros = torch.zeros(size, dtype=values.dtype, device=values.device)
+        total = zeros.index_add(0, index, values * weight)
+        count = zeros.index_add(0, index, weight).clamp(min=1)
+        return (total / count)[index]
+
+
+def cut(samples: Sequence[Sample], token_budget: int) -> list[list[Sample]]:
+    """Groups samples of like length so that rows times width stays within the budget.
+
+    Samples of one unit stay together. A sample longer than the budget is alone.
+    """
+    units: dict[str, list[Sample]] = {}
+    for number, sample in enumerate(samples):
+        units.setdefault(sample.unit or f"\0{number}", []).append(sample)
+    parts: list[list[Sample]] = []
+    current: list[Sample] = []
+    width = 0
+    for unit in sorted(units.values(), key=lambda unit: max(map(len, unit))):
+        longest = max(width, *map(len, unit))
+        if current and longest * (len(current) + len(unit)) > token_budget:
+            parts.append(current)
+            current, longest = [], max(map(len, unit))
+        current = current + unit
+        width = longest
+    return [*parts, current] if current else parts
+
+
+def pack(samples: Sequence[Sample], width: int) -> list[list[int]]:
+    """First-fit decreasing: rows of sample indices whose lengths sum to at most `width`."""
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(samples)), key=lambda index: -len(samples[index])):
+        size = len(samples[index])
+        for row, left in enumerate(room):
+            if size <= left:
+                rows[row].append(index)
+                room[row] -= size
+                break
+        else:
+            rows.append([index])
+            room.append(max(width, size) - size)
+    return rows
+
+
+def normalisers(samples: Sequence[Sample], terms: Sequence[LossTerm]) -> dict[str, dict[int, NDArray[np.float32]]]:
+    """Weights of each term over a whole mini-batch, by id of the sample."""
+    found: dict[str, dict[int, NDArray[np.float32]]] = {}
+    for term in terms:
+        weights: Weights = term.weights(samples)
+        found[term.name] = {id(sample): weight for sample, weight in zip(samples, weights, strict=True)}
+    return found
+
+
+def make_batch(
+    samples: Sequence[Sample],
+    weights: Mapping[str, Mapping[int, NDArray[np.float32]]],
+    *,
+    device: torch.device | str = "cpu",
+    packed: bool = False,
+    everything: bool = False,
+) -> Batch:
+    """Tensors of a micro-batch.
+
+    Args:
+        samples: at least one.
+        weights: from `normalisers`.
+        device: where the tensors go.
+        packed: several samples a row, kept apart by the attention mask.
+        everything: select every token but the first of each sample, not only those with weight in some term.
+    """
+    longest = max(map(len, samples))
+    rows = pack(samples, longest) if packed else [[index] for index in range(len(samples))]
+    shape = (len(rows), longest)
+    ids, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    segment = np.zeros(shape, np.int32)
+    places: list[NDArray[np.int64]] = []
+    chosen: list[tuple[int, NDArray[np.int64]]] = []
+    for row, members in enumerate(rows):
+        start = 0
+        for index in members:
+            sample = samples[index]
+            size = len(sample)
+            ids[row, start : start + size] = sample.input_ids
+            positions[row, start : start + size] = np.arange(size)
+            segment[row, start : start + size] = index + 1
+            if everything:
+                own = np.arange(1, size)
+            else:
+                used = np.zeros(size, np.bool_)
+                for by_sample in weights.values():
+                    used |= by_sample[id(sample)] != 0
+                used[:1] = False
+                own = np.flatnonzero(used)
+            places.append(row * longest + start + own - 1)
+            chosen.append((index, own))
+            start += size
+    mask = None
+    if packed and len(rows) < len(samples):
+        seg = torch.from_numpy(segment).to(device)
+        same = (seg[:, :, None] == seg[:, None, :]).tril()
+        mask = (same | torch.eye(longest, dtype=torch.bool, device=same.device))[:, None]
+
+    def flat(pick: Any) -> Tensor:
+        parts = [pick(samples[index])[own] for index, own in chosen]
+        return torch.from_numpy(np.concatenate(parts)).to(device)
+
+    names = {name for sample in samples for name in sample.fields}
+    fields = {name: flat(lambda sample, name=name: getattr(sample, name)) for name in FIELDS}
+    fields |= {name: flat(lambda sample, name=name: sample.fields[name]) for name in sorted(names)}
+    return Batch(
+        samples=list(samples),
+        input_ids=torch.from_numpy(ids).to(device),
+        position_ids=torch.from_numpy(positions).to(device),
+        attention_mask=mask,
+        places=torch.from_numpy(np.concatenate(places)).to(device),
+        tokens=flat(lambda sample: sample.input_ids).long(),
+        sample_of=torch.from_numpy(np.concatenate([np.full(len(own), index, np.int64) for index, own in chosen])).to(
+            device
+        ),
+        turn_of=flat(lambda sample: sample.turn_of).long(),
+        fields=fields,
+        weights={name: flat(lambda sample, by=by: by[id(sample)]) for name, by in weights.items()},
+        padding=1.0 - sum(map(len, samples)) / ids.size,
+    )

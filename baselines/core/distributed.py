@@ -1,0 +1,294 @@
+"""Several processes: who computes what, and models whose weights are spread over them (FSDP2, DeepSpeed ZeRO-3)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from agentgym.baselines.core.bank import Bank, Values
+from agentgym.baselines.core.batch import cut
+from agentgym.baselines.core.sample import Sample
+from agentgym.errors import UsageError
+
+MIXED = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+
+
+def make_accelerator(precision: str) -> Accelerator:
+    """What `accelerate launch` has set up: one process, or one of several.
+
+    Args:
+        precision: "fp32", "bf16" or "fp16", of the forward.
+
+    Raises:
+        UsageError: for FSDP 1, which moves parameters where the sampler cannot follow.
+    """
+    on_cpu = not torch.cuda.is_available()
+    accelerator = Accelerator(mixed_precision=MIXED[precision], cpu=on_cpu)
+    if accelerator.num_processes > 1 and on_cpu and os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
+        # accelerate shards on accelerators only; on the CPU the same path is there to be checked.
+        plugin = FullyShardedDataParallelPlugin()
+        plugin.set_mixed_precision(MIXED[precision])
+        accelerator.state.distributed_type = DistributedType.FSDP
+        accelerator.state.fsdp_plugin = plugin
+    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
+        raise UsageError("FSDP version 1 is not supported: set fsdp_version: 2 (baselines/configs/accelerate/fsdp2.yaml)")
+    return accelerator
+
+
+def is_sharded(accelerator: Accelerator) -> bool:
+    """Whether each process holds only a part of the weights."""
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        return bool(accelerator.state.deepspeed_plugin.zero_stage == 3)
+    return bool(accelerator.is_fsdp2)
+
+
+# Shares of a batch.
+
+
+def units_of(samples: Sequence[Sample], *, whole: bool) -> list[list[Sample]]:
+    """Samples that stay together, in order.
+
+    Args:
+        samples: any.
+        whole: also keep the samples of a trajectory together, not only those of equal `unit`.
+    """
+    units: dict[Hashable, list[Sample]] = {}
+    for number, sample in enumerate(samples):
+        alone = (sample.episode_id, sample.role) if whole else number
+        units.setdefault(sample.unit or alone, []).append(sample)
+    return list(units.values())
+
+
+def shares(samples: Sequence[Sample], token_budget: int, world: int) -> list[list[list[Sample]]]:
+    """Micro-batches of each process: as many for each, for their forwards must pair up.
+
+    Units of like length are dealt out in turn; a process that gets fewer micro-batches than another repeats a short
+    unit without weight.
+    """
+    if world == 1:
+        return [cut(samples, token_budget)]
+    order = sorted(units_of(samples, whole=False), key=lambda unit: -max(map(len, unit)))
+    dealt = [[sample for unit in order[rank::world] for sample in unit] for rank in range(world)]
+    parts = [cut(own, token_budget) for own in dealt]
+    most = max(map(len, parts))
+    return [own + [[weightless(sample) for sample in order[-1]] for _ in range(most - len(own))] for own in parts]
+
+
+def weightless(sample: Sample) -> Sample:
+    """A copy that trains nothing."""
+    zeros = np.zeros(len(sample), np.float32)
+    return Sample(
+        sample.input_ids,
+        sample.action_mask,
+        sample.obs_mask,
+        sample.turn_of,
+        sample.behaviour_logp,
+        zeros,
+        zeros,
+        zeros,
+        zeros,
+        sample.fields,
+        episode_id=sample.episode_id,
+        unit=sample.unit,
+    )
+
+
+# Weights that are spread over the processes.
+
+
+@contextlib.contextmanager
+def gathered(actor: Any, accelerator: Accelerator) -> Iterator[None]:
+    """Holds all weights in every process, so that each can sample on its own.
+
+    Every process must come here; inside, no process waits for another. Weights must not be changed inside.
+
+    Args:
+        actor: the prepared model.
+        accelerator: of the run.
+    """
+    if not is_sharded(accelerator):
+        yield
+    elif accelerator.distributed_type == DistributedType.DEEPSPEED:
+        with _deepspeed_gathered(actor):
+            yield
+    else:
+        again = bool(accelerator.state.fsdp_plugin.reshard_after_forward)
+        parts = _fsdp_modules(actor)
+        actor.set_reshard_after_forward(False)
+        for part in parts:
+            part.unshard()
+        try:
+            yield
+        finally:
+            actor.set_reshard_after_forward(again)
+            actor.set_reshard_after_forward(False, recurse=False)  # the root's are needed again at once
+            reshard(actor)
+
+
+def reshard(actor: Any) -> None:
+    """Lets go of gathered weights, so that the next forward sees changed ones."""
+    for part in _fsdp_modules(actor):
+        part.reshard()
+
+
+def _fsdp_modules(actor: Any) -> list[Any]:
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in actor.modules() if isinstance(module, FSDPModule)]
+
+
+@contextlib.contextmanager
+def _deepspeed_gathered(engine: Any) -> Iterator[None]:
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
+        offload = engine.optimizer.parameter_offload
+        # Its hooks would fetch and free the weights of every layer, in step with the other processes.
+        offload._remove_module_hooks()
+        try:
+            yield
+        finally:
+            offload.setup_zero_stage3_hooks()
+
+
+def clip_gradients(accelerator: Accelerator, parameters: Iterable[torch.nn.Parameter], limit: float) -> float:
+    """Clips the norm of all gradients, over all processes; returns the norm before.
+
+    DeepSpeed has clipped already, by its gradient_clipping, and made its step.
+    """
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        return float(accelerator.clip_grad_norm_([], limit))
+    accelerator.unscale_gradients()
+    norm = torch.nn.utils.clip_grad_norm_(list(parameters), limit)
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+def _full(value: Tensor) -> Tensor:
+    """The whole of a tensor of which each process holds a part."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+class ShardedBank(Bank):
+    """Copies of parameters of which each process holds a part.
+
+    Args:
+        parameters, rules, folder: see `Bank`.
+        actor: the FSDP2 model.
+    """
+
+    def __init__(self, parameters: Any, rules: Any, folder: Path, actor: Any) -> None:
+        for name, rule in rules.items():
+            if rule.on_disk:
+                raise UsageError(f"copy {name!r} on disk does not go with sharded weights; keep it in memory")
+        self._actor = actor
+        super().__init__(parameters, rules, folder)
+
+    @contextlib.contextmanager
+    def use(self, name: str) -> Iterator[None]:
+        """Writes a copy into the policy's place; FSDP2 keeps views of the memory, so it cannot be exchanged."""
+        values = self._load(name)
+        own = {key: parameter.detach().clone() for key, parameter in self._parameters.items()}
+        try:
+            self._write(values)
+            yield
+        finally:
+            self._write(own)
+
+    def _write(self, values: Values) -> None:
+        reshard(self._actor)
+        with torch.no_grad():
+            for key, parameter in self._parameters.items():
+                parameter.copy_(values[key])
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint, whole; every process must ask."""
+        state = super().state()
+        values = {name: {key: _full(value).cpu() for key, value in part.items()} for name, part in state["values"].items()}
+        return {**state, "values": values}
+
+    def load_state(self, state: Any) -> None:
+        """Restores what `state` gave."""
+        for name, values in state["values"].items():
+            mine = {key: parameter.detach().clone() for key, parameter in self._parameters.items()}
+            for key, value in values.items():
+                mine[key] = _like(value, mine[key])
+            self._store(name, mine)
+        self.refreshed = dict(state["refreshed"])
+
+
+def _like(value: Tensor, parameter: Tensor) -> Tensor:
+    from torch.distributed.tensor import distribute_tensor
+
+    if isinstance(parameter, DTensor):
+        return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+    return value.to(parameter.device)
+
+
+class Weights(msgspec.Struct):
+    """A model with all of its weights in this process, to be saved.
+
+    Attributes:
+        model: of transformers or peft.
+        state_dict: its weights.
+    """
+
+    model: Any
+    state_dict: dict[str, Tensor]
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Writes them as the model itself does."""
+        self.model.save_pretrained(folder, state_dict=self.state_dict)
+
+
+def whole_model(actor: Any, accelerator: Accelerator) -> Any:
+    """Something whose save_pretrained writes the model whole; every process must ask, the first may save.
+
+    Args:
+        actor: the prepared model.
+        accelerator: of the run.
+    """
+    plain = accelerator.unwrap_model(actor)
+    if not is_sharded(accelerator):
+        return plain.lm
+    state = accelerator.get_state_dict(actor)
+    head = "lm."
+    return Weights(plain.lm, {name.removeprefix(head): v for name, v in state.items() if name.startswith(head)})
+
+
+def optimiser_state(actor: Any, optimiser: Any, accelerator: Accelerator) -> dict[str, Any]:
+    """An optimiser's state, whole; every process must ask."""
+    if not accelerator.is_fsdp2:
+        state: dict[str, Any] = optimiser.state_dict()
+        return state
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return {"by_name": get_optimizer_state_dict(actor, optimiser.optimizer, options=options)}
+
+
+def load_optimiser_state(actor: Any, optimiser: Any, accelerator: Accelerator, state: dict[str, Any]) -> None:
+    """Restores what `optimiser_state` gave, in each process.
+
+    Raises:
+        UsageError: if it was saved by another kind of run.
+    """
+    if ("by_name" in state) != bool(accelerator.is_fsdp2):
+        raise UsageError("this checkpoint's optimiser was saved with FSDP2 on the one hand and without on the other")
+    if "by_name" not in state:
+        optimiser.load_state_dict(state)
+        return
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
+
+    options = StateDictOptions(full_state_dict=True)
+    set_optimizer_state_dict(actor, optimiser.optimizer, state["by_name"], options=options)

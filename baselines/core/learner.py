@@ -1,0 +1,326 @@
+"""One set of parameters that is trained: scoring, updating, and its copies."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from numpy.typing import NDArray
+
+from agentgym.baselines.core.actor import Actor
+from agentgym.baselines.core.bank import Bank
+from agentgym.baselines.core.batch import Batch, cut, make_batch, normalisers
+from agentgym.baselines.core.config import TrainConfig
+from agentgym.baselines.core.losses import LossTerm
+from agentgym.baselines.core.method import Copy
+from agentgym.baselines.core.models import trainable
+from agentgym.baselines.core.sample import Sample
+from agentgym.errors import AgentGymError, UsageError
+
+
+class Diverged(AgentGymError):
+    """Training has gone wrong beyond repair; the state before the bad step is kept."""
+
+
+class Learner:
+    """A model with its optimiser.
+
+    Args:
+        config: of the run.
+        lm: causal language model; with adapters, the one named `adapter` is trained.
+        tokenizer: its tokenizer.
+        accelerator: of the run.
+        copies: name -> rule.
+        value_head: whether a method needs one.
+        folder: for copies on disk.
+        adapter: name of the adapter that is this learner's, "" if the whole model is.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        lm: Any,
+        tokenizer: Any,
+        accelerator: Accelerator,
+        *,
+        copies: dict[str, Copy],
+        value_head: bool,
+        folder: Path,
+        adapter: str = "",
+    ) -> None:
+        self.config = config
+        self.lm = lm
+        self.tokenizer = tokenizer
+        self.adapter = adapter
+        self._accelerator = accelerator
+        self.activate()
+        actor = Actor(lm, value_head=value_head, temperature=config.temperature)
+        if config.gradient_checkpointing:
+            lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            if config.lora.rank:
+                lm.enable_input_require_grads()
+        own = trainable(actor)
+        if adapter:
+            own = {name: value for name, value in own.items() if f".{adapter}." in name or "value_head" in name}
+        options = config.optimiser
+        head = [value for name, value in own.items() if name.startswith("value_head")]
+        body = [value for name, value in own.items() if not name.startswith("value_head")]
+        groups = [{"params": body, "lr": options.lr}, {"params": head, "lr": options.value_lr}]
+        optimiser = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            betas=(options.beta1, options.beta2),
+            weight_decay=options.weight_decay,
+            eps=options.epsilon,
+        )
+        self.actor, self.optimiser = accelerator.prepare(actor, optimiser)
+        self._rates = [group["lr"] for group in self.optimiser.param_groups]
+        plain = accelerator.unwrap_model(self.actor)
+        self.parameters = {
+            name: value for name, value in trainable(plain).items() if not adapter or f".{adapter}." in name
+        }
+        self.bank = Bank(self.parameters, copies, folder)
+        self.steps = 0
+        self.scored_tokens = 0
+        self.trained_tokens = 0
+        self.padding = [0.0, 0.0]  # padding and all tokens of this iteration's forwards
+
+    @property
+    def plain(self) -> Actor:
+        """The actor without wrappers."""
+        actor: Actor = self._accelerator.unwrap_model(self.actor)
+        return actor
+
+    def activate(self) -> None:
+        """Makes this learner's adapter the one in use."""
+        if self.adapter:
+            self.lm.set_adapter(self.adapter)
+
+    def logp(
+        self, samples: Sequence[Sample], copy: str, prefix: Sequence[Sequence[int]] | None = None
+    ) -> list[NDArray[np.float32]]:
+        """Log-probabilities of the samples' tokens, see `agentgym.baselines.core.method.Services`."""
+        whole = list(samples) if prefix is None else [_prefixed(s, p) for s, p in zip(samples, prefix, strict=True)]
+        with contextlib.nullcontext() if copy == "policy" else self.bank.use(copy):
+            scored = self._score(whole, lambda batch: self.actor(batch, entropy=False, keep_logits=False).logp)
+        return [values[len(values) - len(sample) :] for values, sample in zip(scored, samples, strict=True)]
+
+    def values(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
+        """Values before the samples' tokens."""
+        if self.plain.value_head is None:
+            raise UsageError("this method asks for values but has no value head: set `value_head = True` in its class")
+        return self._score(samples, lambda batch: self.actor(batch, entropy=False, keep_logits=False).value)
+
+    def _score(self, samples: Sequence[Sample], read: Callable[[Batch], Any]) -> list[NDArray[np.float32]]:
+        self.activate()
+        self.actor.eval()
+        accelerator = self._accelerator
+        place = {id(sample): index for index, sample in enumerate(samples)}
+        found: list[tuple[int, NDArray[np.float32]]] = []
+        parts = cut(samples, self.config.token_budget)
+        with torch.no_grad():
+            for part in _share(parts, accelerator):
+                batch = make_batch(part, {}, device=accelerator.device, packed=self.config.packing, everything=True)
+                with accelerator.autocast():
+                    flat = read(batch).float().cpu().numpy()
+                owner = batch.sample_of.cpu().numpy()
+                for index, sample in enumerate(part):
+                    values = np.zeros(len(sample), np.float32)
+                    values[1:] = flat[owner == index]
+                    found.append((place[id(sample)], values))
+        self.scored_tokens += sum(map(len, samples))
+        if accelerator.num_processes > 1:
+            found = gather_object(found)
+        by_place = dict(found)
+        return [by_place[index] for index in range(len(samples))]
+
+    def update(
+        self,
+        samples: Sequence[Sample],
+        terms: Sequence[LossTerm],
+        *,
+        epochs: int,
+        rng: np.random.Generator,
+        progress: float,
+    ) -> dict[str, float]:
+        """One iteration's optimiser steps.
+
+        Args:
+            samples: what to train on.
+            terms: of the loss.
+            epochs: passes.
+            rng: orders the mini-batches.
+            progress: share of the run that is done, for the learning rate.
+
+        Returns:
+            Metrics: loss of each term, what the terms reported, gradient norm, learning rate, padding share.
+
+        Raises:
+            Diverged: if loss or gradient is not finite or above its limit; the parameters are those before that step.
+        """
+        for sample in samples:
+            sample.check()
+        self.activate()
+        self.actor.train()
+        self.padding = [0.0, 0.0]
+        totals = _Totals()
+        for _ in range(epochs):
+            for chosen in minibatches(samples, self.config.minibatch, rng):
+                self._step(chosen, terms, progress, totals)
+        metrics = totals.read(self._accelerator)
+        metrics["padding"] = self.padding[0] / max(1.0, self.padding[1])
+        return metrics
+
+    def _step(self, samples: list[Sample], terms: Sequence[LossTerm], progress: float, totals: _Totals) -> None:
+        accelerator = self._accelerator
+        weights = normalisers(samples, terms)
+        parts = _share(cut(samples, self.config.token_budget), accelerator)
+        self.optimiser.zero_grad(set_to_none=True)
+        entropy = any(term.name == "entropy" for term in terms)
+        lost: dict[str, float] = {}
+        for number, part in enumerate(parts):
+            batch = make_batch(part, weights, device=accelerator.device, packed=self.config.packing)
+            self.padding[0] += batch.padding * batch.input_ids.numel()
+            self.padding[1] += batch.input_ids.numel()
+            last = number + 1 == len(parts)
+            with contextlib.nullcontext() if last else accelerator.no_sync(self.actor):
+                with accelerator.autocast():
+                    outputs = self.actor(batch, entropy=entropy, keep_logits=False)
+                loss = outputs.logp.new_zeros(())
+                for term in terms:
+                    value = (batch.weights[term.name] * term.loss(batch, outputs)).sum()
+                    lost[term.name] = lost.get(term.name, 0.0) + float(value.detach())
+                    loss = loss + term.coefficient * value
+                batch.report("entropy", outputs.entropy * batch["pg_weight"], batch["pg_weight"])
+                if not torch.isfinite(loss):
+                    where = ", ".join(sorted({sample.episode_id for sample in part})[:3])
+                    raise Diverged(
+                        f"the loss is {float(loss.detach())} on {where} ({lost}); lower optimiser.lr or optimiser.clip"
+                    )
+                # Wrappers average over processes, the loss is a sum over them.
+                accelerator.backward(loss * accelerator.num_processes)
+            totals.add(batch)
+            self.trained_tokens += sum(map(len, part))
+        norm = float(accelerator.clip_grad_norm_(list(self.parameters.values()), self.config.optimiser.clip))
+        limit = self.config.guard.max_grad_norm
+        if not math.isfinite(norm) or (limit and norm > limit):
+            self.optimiser.zero_grad(set_to_none=True)
+            raise Diverged(
+                f"the gradient's norm is {norm:g}" + (f", above guard.max_grad_norm = {limit:g}" if limit else "")
+            )
+        rate = self._rate(progress)
+        for group, base in zip(self.optimiser.param_groups, self._rates, strict=True):
+            group["lr"] = base * rate
+        self.optimiser.step()
+        self.steps += 1
+        self.bank.after_step()
+        totals.step(lost, norm, self._rates[0] * rate)
+
+    def _rate(self, progress: float) -> float:
+        options = self.config.optimiser
+        warm = min(1.0, (self.steps + 1) / options.warmup) if options.warmup else 1.0
+        left = min(1.0, (1.0 - progress) / options.decay) if options.decay else 1.0
+        return warm * left
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint, beside the model's own folder."""
+        head = self.plain.value_head
+        return {
+            "optimiser": self.optimiser.state_dict(),
+            "value_head": None if head is None else head.state_dict(),
+            "bank": self.bank.state(),
+            "steps": self.steps,
+            "scored_tokens": self.scored_tokens,
+            "trained_tokens": self.trained_tokens,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restores what `state` gave."""
+        self.optimiser.load_state_dict(state["optimiser"])
+        if state["value_head"] is not None and self.plain.value_head is not None:
+            self.plain.value_head.load_state_dict(state["value_head"])
+        self.bank.load_state(state["bank"])
+        self.steps = state["steps"]
+        self.scored_tokens, self.trained_tokens = state["scored_tokens"], state["trained_tokens"]
+
+
+class _Totals:
+    """Metrics of an iteration's optimiser steps."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[float]] = {}
+        self._steps: dict[str, list[float]] = {}
+
+    def add(self, batch: Batch) -> None:
+        for name, report in batch.reports.items():
+            sums = self._sums.setdefault(name, [0.0, 0.0])
+            sums[0] += float(report.value)
+            sums[1] += float(report.weight)
+
+    def step(self, lost: dict[str, float], norm: float, rate: float) -> None:
+        for name, value in {**{f"loss/{k}": v for k, v in lost.items()}, "grad_norm": norm, "lr": rate}.items():
+            self._steps.setdefault(name, []).append(value)
+
+    def read(self, accelerator: Accelerator) -> dict[str, float]:
+        means = {name: float(np.mean(values)) for name, values in self._steps.items()}
+        sums = self._sums
+        if accelerator.num_processes > 1:
+            gathered = gather_object([(sums, means)])
+            sums = {}
+            for each, _ in gathered:
+                for name, (value, weight) in each.items():
+                    total = sums.setdefault(name, [0.0, 0.0])
+                    total[0] += value
+                    total[1] += weight
+            for name in means:
+                if name.startswith("loss/"):
+                    means[name] = sum(other[name] for _, other in gathered)
+        return {**{name: value / weight for name, (value, weight) in sums.items() if weight}, **means}
+
+
+def _prefixed(sample: Sample, prefix: Sequence[int]) -> Sample:
+    """A sample for scoring, with other ids before its own."""
+    ids = np.concatenate([np.asarray(prefix, np.int32), sample.input_ids])
+    zeros = np.zeros(len(ids), np.float32)
+    no = np.zeros(len(ids), np.bool_)
+    return Sample(ids, no, no, np.zeros(len(ids), np.int32), zeros, zeros, zeros, zeros, zeros)
+
+
+def _share(parts: list[list[Sample]], accelerator: Accelerator) -> list[list[Sample]]:
+    """This process's micro-batches: as many as each other process has, for their forwards must pair up."""
+    world = accelerator.num_processes
+    if world == 1:
+        return parts
+    # Long ones first, dealt out in turn; a process that would get one less repeats one without weight.
+    mine = parts[accelerator.process_index :: world]
+    if len(mine) < math.ceil(len(parts) / world):
+        mine.append([weightless(parts[0][0])])
+    return mine
+
+
+def weightless(sample: Sample) -> Sample:
+    """A short sample that trains nothing."""
+    size = min(2, len(sample))
+    zeros = np.zeros(size, np.float32)
+    no = np.zeros(size, np.bool_)
+    fields = dict.fromkeys(sample.fields, zeros)
+    return Sample(sample.input_ids[:size], no, no, np.zeros(size, np.int32), zeros, zeros, zeros, zeros, zeros, fields)
+
+
+def minibatches(samples: Sequence[Sample], size: int, rng: np.random.Generator) -> Iterator[list[Sample]]:
+    """Samples in random order, `size` trajectories (or preference pairs) at a time; all at once if 0."""
+    units: dict[str, list[Sample]] = {}
+    for sample in samples:
+        units.setdefault(sample.unit or f"{sample.episode_id}|{sample.role}", []).append(sample)
+    order = list(units.values())
+    places: Iterable[int] = rng.permutation(len(order))
+    mixed = [order[place] for place in places]
+    step = size or len(mixed)
+    for start in range(0, len(mixed), step):
+        yield [sample for unit in mixed[start : start + step] for sample in unit]
