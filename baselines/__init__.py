@@ -1,1 +1,1 @@
-"""Reference trainers: `core` is the trainer, `methods` has one file a published method, `configs` the settings of runs."""
+"""Reference trainers: `core` is the trainer, `methods` has one file a method, `configs` the settings of runs."""

@@ -2,7 +2,8 @@
 
 An expert plays some generated games; a tiny new model imitates its conversations for a moment (SFTTrainer), then
 learns from whole episodes of its own (GRPOTrainer). For a real model, give `--model` a folder or hub id with a chat
-template; the imitation is left out then.
+template; the imitation is left out then. It shows how the parts fit together, in two to five minutes; a result needs
+far more episodes.
 
     pip install 'agentgym-suite[trl]'
     OMP_NUM_THREADS=1 python examples/trl_grpo.py
@@ -115,7 +116,7 @@ def reinforce(model: Any, tokenizer: Any, steps: int, out: str, options: dict[st
         max_steps=steps,
         per_device_train_batch_size=64,
         num_generations=8,
-        learning_rate=4e-4,
+        learning_rate=2e-4,
         loss_type="dapo",
         logging_steps=1,
         disable_tqdm=True,
@@ -142,8 +143,8 @@ def main() -> None:
     """Reads the command line, trains, and prints one line a step."""
     parser = argparse.ArgumentParser(description="GRPO with TRL on generated ALFWorld games")
     parser.add_argument("--model", help="folder or hub id; default: a tiny model, made and taught here")
-    parser.add_argument("--steps", type=int, default=20, help="steps of GRPO")
-    parser.add_argument("--imitation-steps", type=int, default=800, help="steps of imitation for the tiny model")
+    parser.add_argument("--steps", type=int, default=10, help="steps of GRPO")
+    parser.add_argument("--imitation-steps", type=int, default=1000, help="steps of imitation for the tiny model")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if given.model:

@@ -150,7 +150,7 @@ class Check:
             own = token_logprobs(model, prompt + sampled)[-len(sampled) :]
             gaps += [abs(a - b) for a, b in zip(own, logprobs, strict=True)]
         self._gap(gaps, "sampled tokens")
-        prompt = max((turn[0] for turn in played), key=len)
+        prompt = min((turn[0] for turn in played), key=len)
         served = self._push.served_logprobs(prompt)
         self._gap([abs(a - b) for a, b in zip(token_logprobs(model, prompt), served, strict=True)], "prompt tokens")
         return prompt
@@ -191,7 +191,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> bool:
             if version == 2:
                 model = add_lora(model, LoRA(rank=8, alpha=16.0))
             ids = [*tokenizer(target, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
-            loss = update(model, prompt, ids, arguments.steps, 5e-5 if version == 1 else 5e-3)
+            loss = update(model, prompt, ids, arguments.steps, 1e-4 if version == 1 else 3e-3)
             pushed = push.push(model, version)
             print(
                 f"     version {version} ({'all weights' if version == 1 else 'merged adapters'}, loss {loss:.2f}): "
@@ -214,11 +214,12 @@ def main() -> int:
     parser.add_argument("--dtype", choices=list(TOLERANCE), default="float32", help="of the server")
     parser.add_argument("--tolerance", type=float, help=f"nats a token, in the mean; {TOLERANCE} by dtype")
     parser.add_argument("--turns", type=int, default=3, help="of each of the four games")
-    parser.add_argument("--steps", type=int, default=8, help="of training before each push")
+    parser.add_argument("--steps", type=int, default=4, help="of training before each push")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds to wait for the server")
     parser.add_argument("--keep", type=Path, help="folder for the server's log and the weights, kept")
     arguments = parser.parse_args()
     arguments.tolerance = arguments.tolerance or TOLERANCE[arguments.dtype]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is ended too
     if arguments.keep:
         arguments.keep.mkdir(parents=True, exist_ok=True)
         well = run(arguments, arguments.keep.resolve())

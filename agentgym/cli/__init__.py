@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
+import pkgutil
 import sys
 from typing import Annotated
 
@@ -47,6 +50,18 @@ app.command("eval")(evaluate.evaluate)
 app.command("replay")(replay.replay)
 app.command("show")(show.show)
 app.add_typer(data.app, name="data")
+
+
+def _add_commands() -> None:
+    """Adds what the floors above this one offer: any package beside this one with a module `commands`."""
+    import agentgym
+
+    for module in pkgutil.iter_modules(agentgym.__path__):
+        if module.ispkg and importlib.util.find_spec(f"agentgym.{module.name}.commands") is not None:
+            importlib.import_module(f"agentgym.{module.name}.commands").register(app)
+
+
+_add_commands()
 
 
 def main() -> None:

@@ -10,7 +10,7 @@
     )
 
 A prompt of the data set names a task, nothing more: what the model is asked comes from the environment. `rollout_func`
-is an experimental feature of TRL (1.16 and 1.17 are known to work); this package's own trainers do not need it.
+is an experimental feature of TRL (written for 1.16); this package's own trainers do not need it.
 """
 
 from __future__ import annotations

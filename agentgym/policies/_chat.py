@@ -85,7 +85,7 @@ class Chat:
             tools=context.tools,
             templates=context.prompt_templates,
         )
-        return [dict(message) for message in messages]
+        return with_addition([dict(message) for message in messages], context.addition)
 
     def delta(self, request: Request, messages: list[Message]) -> tuple[list[Message], int]:
         """What differs from the messages of this role's turn before, and how many of those are kept.
@@ -101,6 +101,15 @@ class Chat:
         """Forgets an episode."""
         for key in [key for key in self._last if key[0] == episode_id]:
             del self._last[key]
+
+
+def with_addition(messages: list[Message], text: str) -> list[Message]:
+    """The messages with a text behind the system message, or as one where there is none."""
+    if not text:
+        return messages
+    if messages and messages[0]["role"] == "system":
+        return [{**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
 
 
 def common_prefix(old: list[Message], new: list[Message]) -> int:

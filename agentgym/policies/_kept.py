@@ -6,6 +6,7 @@ padding writes behind a row's end is overwritten by the tokens that come there l
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
@@ -16,13 +17,22 @@ GROW = 128  # columns by which a page grows at least
 
 
 def keeps_cache(model: Any) -> bool:
-    """Whether this model's cache can be kept: plain attention over everything before, in every layer."""
-    config = model.config.get_text_config()
+    """Whether this model's cache can be kept: plain attention over everything before, in every layer.
+
+    Rows of one page begin at the same column but stand at different places, so the model must take its positions as
+    they are given: those that count them from the mask (ALiBi) or carry a state are left out.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    config = base.config.get_text_config()
+    if getattr(config, "is_encoder_decoder", False) or getattr(base, "_is_stateful", False):
+        return False
+    if getattr(config, "alibi", False) or "position_ids" not in inspect.signature(base.get_decoder().forward).parameters:
+        return False
     layers = getattr(config, "layer_types", None)
     if layers is not None:
         return all(kind == "full_attention" for kind in layers)
     windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    return not windowed and not getattr(config, "is_encoder_decoder", False)
+    return not windowed
 
 
 class CachedSampler:
@@ -61,6 +71,7 @@ class CachedSampler:
         try:
             with torch.inference_mode():
                 for page, places in self._assign(keys):
+                    answers: Sequence[Completion | Exception]
                     try:
                         answers = page.complete(
                             [keys[place] for place in places],
@@ -147,7 +158,9 @@ class _Page:
         start = torch.tensor([len(before) for before in seen], device=device)
         ids = torch.tensor([part + [0] * (longest - len(part)) for part in fed], device=device)
         last = torch.tensor([len(part) - 1 for part in fed], device=device)
-        logits = self._run(ids, start[:, None] + torch.arange(longest, device=device), last)
+        # Padding and rows that have ended must not leave a model's table of positions.
+        limit = torch.tensor([len(row.ids) + len(row.draws) - 1 for row in rows], device=device)
+        logits = self._run(ids, start[:, None] + torch.arange(longest, device=device), limit, last)
         done = [Completion([], []) for _ in rows]
         length = torch.tensor([len(row.ids) for row in rows], device=device)  # tokens in the cache
         running = list(range(len(rows)))  # rows of the forward, in the order of the cache's active rows
@@ -170,8 +183,8 @@ class _Page:
                 index = torch.tensor(left, device=device)
                 self._cache.narrow(index)
                 running = [running[place] for place in left]
-                tokens, length = tokens[index], length[index]
-            logits = self._run(tokens[:, None], length[:, None], None)
+                tokens, length, limit = tokens[index], length[index], limit[index]
+            logits = self._run(tokens[:, None], length[:, None], limit, None)
             length = length + 1
         self._cache.widen()
         for row, answer in enumerate(done):
@@ -198,12 +211,12 @@ class _Page:
         self._seen = [*seen, *(self._seen[place] for place in kept)]
         self.keys, self.live = [*keys, *idle], {*keys, *idle}
 
-    def _run(self, ids: Any, positions: Any, last: Any) -> Any:
+    def _run(self, ids: Any, positions: Any, limit: Any, last: Any) -> Any:
         width = int(positions.max()) + 1
         columns = self._cache.torch.arange(width, device=ids.device)
         mask = (columns <= positions[:, :, None])[:, None]
         self._cache.begin(positions, width)
-        return self._forward(ids, positions, mask, self._cache, last)
+        return self._forward(ids, positions.minimum(limit[:, None]), mask, self._cache, last)
 
 
 class _Cache:
@@ -306,8 +319,6 @@ def split_head(base: Any) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
 
     Models that do more than one linear layer behind their hidden states keep that: scaling and soft caps are applied.
     """
-    import inspect
-
     decoder = base.get_decoder()
     output = base.get_output_embeddings()
     # The cache's argument was renamed within transformers 5.

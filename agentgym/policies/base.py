@@ -34,6 +34,7 @@ class Context(msgspec.Struct, gc=False):
         system_prompt, instruction, tools, action_format: of the environment.
         prompt_templates: the family's own templates: name -> "module:function".
         seed: seed of this episode's policy draws, the same in every run and for every number of workers.
+        addition: text that language-model policies put behind their system prompt (memory, skills).
     """
 
     episode_id: str
@@ -44,6 +45,7 @@ class Context(msgspec.Struct, gc=False):
     action_format: ActionFormat
     prompt_templates: Mapping[str, str]
     seed: int
+    addition: str = ""
     _rng: np.random.Generator | None = None
 
     @property

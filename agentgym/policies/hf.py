@@ -141,7 +141,7 @@ class HFPolicy(Policy):
         order = sorted(range(len(rows)), key=lambda place: len(rows[place].ids))  # little padding
         for start in range(0, len(order), self._options.batch_size):
             batch = order[start : start + self._options.batch_size]
-            answers: list[Completion] | list[Exception]
+            answers: Sequence[Completion | Exception]
             try:
                 answers = generate(self._model, [rows[place] for place in batch], **sampling)
             except Exception as error:

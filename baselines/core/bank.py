@@ -98,5 +98,6 @@ class Bank:
 
     def _load(self, name: str) -> Values:
         if self._rules[name].on_disk:
-            return load_file(self._folder / f"{name}.safetensors")
+            values: Values = load_file(self._folder / f"{name}.safetensors")
+            return values
         return self._values[name]

@@ -14,6 +14,7 @@ from torch import Tensor
 from agentgym.baselines.core.losses import LossTerm, Weights
 from agentgym.baselines.core.sample import Sample
 
+OVERHEAD = 128  # tokens that a forward and backward of a small model cost beside their tokens
 FIELDS = ("behaviour_logp", "advantage", "pg_weight", "ce_weight", "kl_weight")
 
 
@@ -93,25 +94,42 @@ class Batch:
         return (total / count)[index]
 
 
-def cut(samples: Sequence[Sample], token_budget: int) -> list[list[Sample]]:
-    """Groups samples of like length so that rows times width stays within the budget.
+def cut(samples: Sequence[Sample], token_budget: int, overhead: int = OVERHEAD) -> list[list[Sample]]:
+    """Groups samples of like length into micro-batches, at the least cost in padding and number of micro-batches.
 
-    Samples of one unit stay together. A sample longer than the budget is alone.
+    Args:
+        samples: any lengths. Those of one unit stay together.
+        token_budget: most tokens of a micro-batch, padding included; a longer sample (or unit) is alone.
+        overhead: what one more micro-batch costs, in tokens.
+
+    Returns:
+        Micro-batches, the short samples first.
     """
     units: dict[str, list[Sample]] = {}
     for number, sample in enumerate(samples):
         units.setdefault(sample.unit or f"\0{number}", []).append(sample)
+    order = sorted(units.values(), key=lambda unit: max(map(len, unit)))
+    widths = [max(map(len, unit)) for unit in order]
+    rows = [0]
+    for unit in order:
+        rows.append(rows[-1] + len(unit))
+    # best[end]: least cost of the first `end` units, and where the last micro-batch of that begins
+    best: list[tuple[int, int]] = [(0, 0)]
+    for end in range(1, len(order) + 1):
+        options = []
+        for start in range(end - 1, -1, -1):
+            tokens = (rows[end] - rows[start]) * widths[end - 1]
+            if tokens > token_budget and start < end - 1:
+                break
+            options.append((best[start][0] + tokens + overhead, start))
+        best.append(min(options))
     parts: list[list[Sample]] = []
-    current: list[Sample] = []
-    width = 0
-    for unit in sorted(units.values(), key=lambda unit: max(map(len, unit))):
-        longest = max(width, *map(len, unit))
-        if current and longest * (len(current) + len(unit)) > token_budget:
-            parts.append(current)
-            current, longest = [], max(map(len, unit))
-        current = current + unit
-        width = longest
-    return [*parts, current] if current else parts
+    end = len(order)
+    while end:
+        start = best[end][1]
+        parts.append([sample for unit in order[start:end] for sample in unit])
+        end = start
+    return parts[::-1]
 
 
 def pack(samples: Sequence[Sample], width: int) -> list[list[int]]:

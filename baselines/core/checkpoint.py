@@ -1,7 +1,8 @@
 """Checkpoints: a folder that is complete or is not there.
 
-checkpoints/000020/model/        weights (or adapters) and tokenizer: loads by its path
-checkpoints/000020/trainer.pt    optimiser, copies, method state, counters
+    checkpoints/000020/model-policy/    weights (or adapters) and tokenizer: loads by its path
+    checkpoints/000020/trainer.pt       optimiser, copies, method state, counters
+    model -> the newest model-policy
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from agentgym.errors import DataError
 
 FOLDER = "checkpoints"
 STATE = "trainer.pt"
+MODEL = "model"
 
 
 def save(out: Path, iteration: int, models: dict[str, tuple[Any, Any]], state: dict[str, Any], keep: int) -> Path:
@@ -44,9 +46,18 @@ def save(out: Path, iteration: int, models: dict[str, tuple[Any, Any]], state: d
         os.close(descriptor)
     shutil.rmtree(final, ignore_errors=True)
     part.rename(final)
+    _point(out / MODEL, Path(FOLDER) / final.name / next(iter(models)))
     for old in list_checkpoints(out)[:-keep]:
         shutil.rmtree(old)
     return final
+
+
+def _point(link: Path, target: Path) -> None:
+    """Makes `link` lead to the newest weights, whatever a kill leaves behind."""
+    part = link.with_name(f".{link.name}.part")
+    part.unlink(missing_ok=True)
+    part.symlink_to(target)
+    part.replace(link)
 
 
 def list_checkpoints(out: Path) -> list[Path]:

@@ -57,7 +57,7 @@ class DemonstrationPolicy(Policy):
 
 
 class ContextPolicy(Policy):
-    """Adds a text to the system prompt of each episode, by the episode's id.
+    """Puts a text behind the system prompt of each episode, by the episode's id.
 
     Args:
         inner: who decides.
@@ -77,8 +77,7 @@ class ContextPolicy(Policy):
         text = self._contexts.get(request.context.episode_id)
         if not text:
             return request
-        system = "\n\n".join(part for part in (request.context.system_prompt, text) if part)
-        context = msgspec.structs.replace(request.context, system_prompt=system)
+        context = msgspec.structs.replace(request.context, addition=text)
         return msgspec.structs.replace(request, context=context)
 
     def finish(self, episode_id: str) -> None:

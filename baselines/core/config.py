@@ -89,6 +89,7 @@ class Evaluation(_Table, frozen=True, kw_only=True):
         episodes: tasks, the first of the split; repeated with other draws where the split has fewer.
         final: tasks of the last evaluation.
         greedy: score greedy decoding too in the last one.
+        stop_at: with a value, the run ends when the held-out success of an evaluation reaches it (cold starts).
     """
 
     split: str = "test"
@@ -96,6 +97,7 @@ class Evaluation(_Table, frozen=True, kw_only=True):
     episodes: Count = 256
     final: Count = 512
     greedy: bool = True
+    stop_at: Share = 0.0
 
 
 class Guard(_Table, frozen=True, kw_only=True):

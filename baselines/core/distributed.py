@@ -24,11 +24,12 @@ from agentgym.errors import UsageError
 MIXED = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
-def make_accelerator(precision: str) -> Accelerator:
+def make_accelerator(precision: str, *, clip: float) -> Accelerator:
     """What `accelerate launch` has set up: one process, or one of several.
 
     Args:
         precision: "fp32", "bf16" or "fp16", of the forward.
+        clip: largest norm of the gradient; DeepSpeed wants to know it beforehand.
 
     Raises:
         UsageError: for FSDP 1, which moves parameters where the sampler cannot follow.
@@ -38,11 +39,17 @@ def make_accelerator(precision: str) -> Accelerator:
     if accelerator.num_processes > 1 and on_cpu and os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
         # accelerate shards on accelerators only; on the CPU the same path is there to be checked.
         plugin = FullyShardedDataParallelPlugin()
-        plugin.set_mixed_precision(MIXED[precision])
+        if precision != "fp32":
+            plugin.set_mixed_precision(precision)
         accelerator.state.distributed_type = DistributedType.FSDP
         accelerator.state.fsdp_plugin = plugin
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
-        raise UsageError("FSDP version 1 is not supported: set fsdp_version: 2 (baselines/configs/accelerate/fsdp2.yaml)")
+        raise UsageError(
+            "FSDP version 1 is not supported: set fsdp_version: 2 (baselines/configs/accelerate/fsdp2.yaml)"
+        )
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        settings = accelerator.state.deepspeed_plugin.deepspeed_config
+        settings |= {"gradient_clipping": clip, "train_micro_batch_size_per_gpu": 1}
     return accelerator
 
 
@@ -214,7 +221,9 @@ class ShardedBank(Bank):
     def state(self) -> dict[str, Any]:
         """For a checkpoint, whole; every process must ask."""
         state = super().state()
-        values = {name: {key: _full(value).cpu() for key, value in part.items()} for name, part in state["values"].items()}
+        values = {
+            name: {key: _full(value).cpu() for key, value in part.items()} for name, part in state["values"].items()
+        }
         return {**state, "values": values}
 
     def load_state(self, state: Any) -> None:

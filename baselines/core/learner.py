@@ -16,8 +16,20 @@ from numpy.typing import NDArray
 
 from agentgym.baselines.core.actor import Actor
 from agentgym.baselines.core.bank import Bank
-from agentgym.baselines.core.batch import Batch, cut, make_batch, normalisers
+from agentgym.baselines.core.batch import Batch, make_batch, normalisers
 from agentgym.baselines.core.config import TrainConfig
+from agentgym.baselines.core.distributed import (
+    ShardedBank,
+    clip_gradients,
+    gathered,
+    is_sharded,
+    load_optimiser_state,
+    optimiser_state,
+    reshard,
+    shares,
+    units_of,
+    whole_model,
+)
 from agentgym.baselines.core.losses import LossTerm
 from agentgym.baselines.core.method import Copy
 from agentgym.baselines.core.models import trainable
@@ -85,17 +97,35 @@ class Learner:
         self.parameters = {
             name: value for name, value in trainable(plain).items() if not adapter or f".{adapter}." in name
         }
-        self.bank = Bank(self.parameters, copies, folder)
+        self.bank: Bank
+        if accelerator.is_fsdp2:
+            self.bank = ShardedBank(self.parameters, copies, folder, self.actor)
+        else:
+            self.bank = Bank(self.parameters, copies, folder)
         self.steps = 0
         self.scored_tokens = 0
         self.trained_tokens = 0
         self.padding = [0.0, 0.0]  # padding and all tokens of this iteration's forwards
+        if is_sharded(accelerator):  # the root must run before its layers do on their own, as in sampling
+            no = np.zeros(2, np.bool_)
+            zeros = np.zeros(2, np.float32)
+            first = Sample(np.zeros(2, np.int32), no, no, np.zeros(2, np.int32), zeros, zeros, zeros, zeros, zeros)
+            self._score([first] * accelerator.num_processes, lambda batch: self.actor(batch, entropy=False).logp)
+            self.scored_tokens = 0
 
     @property
     def plain(self) -> Actor:
         """The actor without wrappers."""
         actor: Actor = self._accelerator.unwrap_model(self.actor)
         return actor
+
+    def sampling(self) -> contextlib.AbstractContextManager[None]:
+        """Holds all weights in this process while it samples; every process must come here."""
+        return gathered(self.actor, self._accelerator)
+
+    def whole_model(self) -> Any:
+        """What writes the model, see `agentgym.baselines.core.distributed.whole_model`; every process must ask."""
+        return whole_model(self.actor, self._accelerator)
 
     def activate(self) -> None:
         """Makes this learner's adapter the one in use."""
@@ -121,20 +151,20 @@ class Learner:
         self.activate()
         self.actor.eval()
         accelerator = self._accelerator
-        place = {id(sample): index for index, sample in enumerate(samples)}
+        place = {id(sample): index for index, sample in enumerate(samples)}  # idle repeats are not in it
         found: list[tuple[int, NDArray[np.float32]]] = []
-        parts = cut(samples, self.config.token_budget)
         with torch.no_grad():
-            for part in _share(parts, accelerator):
+            for part in self._share(samples):
                 batch = make_batch(part, {}, device=accelerator.device, packed=self.config.packing, everything=True)
                 with accelerator.autocast():
                     flat = read(batch).float().cpu().numpy()
                 owner = batch.sample_of.cpu().numpy()
-                for index, sample in enumerate(part):
+                for index, sample in enumerate(part if id(part[0]) in place else []):
                     values = np.zeros(len(sample), np.float32)
                     values[1:] = flat[owner == index]
                     found.append((place[id(sample)], values))
         self.scored_tokens += sum(map(len, samples))
+        reshard(self.actor)
         if accelerator.num_processes > 1:
             found = gather_object(found)
         by_place = dict(found)
@@ -174,22 +204,34 @@ class Learner:
             for chosen in minibatches(samples, self.config.minibatch, rng):
                 self._step(chosen, terms, progress, totals)
         metrics = totals.read(self._accelerator)
-        metrics["padding"] = self.padding[0] / max(1.0, self.padding[1])
+        padding = np.sum(gather_object([self.padding]), axis=0) if self._accelerator.num_processes > 1 else self.padding
+        metrics["padding"] = float(padding[0] / max(1.0, padding[1]))
         return metrics
 
     def _step(self, samples: list[Sample], terms: Sequence[LossTerm], progress: float, totals: _Totals) -> None:
         accelerator = self._accelerator
         weights = normalisers(samples, terms)
-        parts = _share(cut(samples, self.config.token_budget), accelerator)
+        parts = self._share(samples)
+        rate = self._rate(progress)
+        for group, base in zip(self.optimiser.param_groups, self._rates, strict=True):
+            group["lr"] = base * rate
         self.optimiser.zero_grad(set_to_none=True)
         entropy = any(term.name == "entropy" for term in terms)
         lost: dict[str, float] = {}
+        trouble = ""
+        own = set(map(id, samples))
         for number, part in enumerate(parts):
-            batch = make_batch(part, weights, device=accelerator.device, packed=self.config.packing)
+            idle = id(part[0]) not in own  # it keeps step with the other processes
+            if idle:
+                for by_sample in weights.values():
+                    by_sample |= {id(sample): np.zeros(len(sample), np.float32) for sample in part}
+            batch = make_batch(part, weights, device=accelerator.device, packed=self.config.packing, everything=idle)
             self.padding[0] += batch.padding * batch.input_ids.numel()
             self.padding[1] += batch.input_ids.numel()
             last = number + 1 == len(parts)
-            with contextlib.nullcontext() if last else accelerator.no_sync(self.actor):
+            accelerator.sync_gradients = last  # DeepSpeed makes its step behind the last one
+            # Spread gradients are summed each time: the sum of whole ones would need their memory.
+            with contextlib.nullcontext() if last or is_sharded(accelerator) else accelerator.no_sync(self.actor):
                 with accelerator.autocast():
                     outputs = self.actor(batch, entropy=entropy, keep_logits=False)
                 loss = outputs.logp.new_zeros(())
@@ -200,27 +242,35 @@ class Learner:
                 batch.report("entropy", outputs.entropy * batch["pg_weight"], batch["pg_weight"])
                 if not torch.isfinite(loss):
                     where = ", ".join(sorted({sample.episode_id for sample in part})[:3])
-                    raise Diverged(
+                    trouble = (
                         f"the loss is {float(loss.detach())} on {where} ({lost}); lower optimiser.lr or optimiser.clip"
                     )
+                    if accelerator.num_processes == 1:
+                        raise Diverged(trouble)
+                    loss = loss * math.nan  # so that every process sees it in the gradient's norm, and stops
+                if accelerator.num_processes > 1:  # which waits for the gradient of every parameter
+                    loss = loss + 0.0 * sum(v.sum() for v in (outputs.logp, outputs.value) if v is not None)
                 # Wrappers average over processes, the loss is a sum over them.
                 accelerator.backward(loss * accelerator.num_processes)
             totals.add(batch)
-            self.trained_tokens += sum(map(len, part))
-        norm = float(accelerator.clip_grad_norm_(list(self.parameters.values()), self.config.optimiser.clip))
+        norm = clip_gradients(accelerator, self.parameters.values(), self.config.optimiser.clip)
         limit = self.config.guard.max_grad_norm
         if not math.isfinite(norm) or (limit and norm > limit):
             self.optimiser.zero_grad(set_to_none=True)
             raise Diverged(
-                f"the gradient's norm is {norm:g}" + (f", above guard.max_grad_norm = {limit:g}" if limit else "")
+                trouble
+                or f"the gradient's norm is {norm:g}" + (f", above guard.max_grad_norm = {limit:g}" if limit else "")
             )
-        rate = self._rate(progress)
-        for group, base in zip(self.optimiser.param_groups, self._rates, strict=True):
-            group["lr"] = base * rate
         self.optimiser.step()
+        self.trained_tokens += sum(map(len, samples))
         self.steps += 1
         self.bank.after_step()
         totals.step(lost, norm, self._rates[0] * rate)
+
+    def _share(self, samples: Sequence[Sample]) -> list[list[Sample]]:
+        """This process's micro-batches."""
+        accelerator = self._accelerator
+        return shares(samples, self.config.token_budget, accelerator.num_processes)[accelerator.process_index]
 
     def _rate(self, progress: float) -> float:
         options = self.config.optimiser
@@ -232,7 +282,7 @@ class Learner:
         """For a checkpoint, beside the model's own folder."""
         head = self.plain.value_head
         return {
-            "optimiser": self.optimiser.state_dict(),
+            "optimiser": optimiser_state(self.actor, self.optimiser, self._accelerator),
             "value_head": None if head is None else head.state_dict(),
             "bank": self.bank.state(),
             "steps": self.steps,
@@ -242,7 +292,7 @@ class Learner:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restores what `state` gave."""
-        self.optimiser.load_state_dict(state["optimiser"])
+        load_optimiser_state(self.actor, self.optimiser, self._accelerator, state["optimiser"])
         if state["value_head"] is not None and self.plain.value_head is not None:
             self.plain.value_head.load_state_dict(state["value_head"])
         self.bank.load_state(state["bank"])
@@ -292,33 +342,9 @@ def _prefixed(sample: Sample, prefix: Sequence[int]) -> Sample:
     return Sample(ids, no, no, np.zeros(len(ids), np.int32), zeros, zeros, zeros, zeros, zeros)
 
 
-def _share(parts: list[list[Sample]], accelerator: Accelerator) -> list[list[Sample]]:
-    """This process's micro-batches: as many as each other process has, for their forwards must pair up."""
-    world = accelerator.num_processes
-    if world == 1:
-        return parts
-    # Long ones first, dealt out in turn; a process that would get one less repeats one without weight.
-    mine = parts[accelerator.process_index :: world]
-    if len(mine) < math.ceil(len(parts) / world):
-        mine.append([weightless(parts[0][0])])
-    return mine
-
-
-def weightless(sample: Sample) -> Sample:
-    """A short sample that trains nothing."""
-    size = min(2, len(sample))
-    zeros = np.zeros(size, np.float32)
-    no = np.zeros(size, np.bool_)
-    fields = dict.fromkeys(sample.fields, zeros)
-    return Sample(sample.input_ids[:size], no, no, np.zeros(size, np.int32), zeros, zeros, zeros, zeros, zeros, fields)
-
-
 def minibatches(samples: Sequence[Sample], size: int, rng: np.random.Generator) -> Iterator[list[Sample]]:
     """Samples in random order, `size` trajectories (or preference pairs) at a time; all at once if 0."""
-    units: dict[str, list[Sample]] = {}
-    for sample in samples:
-        units.setdefault(sample.unit or f"{sample.episode_id}|{sample.role}", []).append(sample)
-    order = list(units.values())
+    order = units_of(samples, whole=True)
     places: Iterable[int] = rng.permutation(len(order))
     mixed = [order[place] for place in places]
     step = size or len(mixed)

@@ -64,7 +64,7 @@ class Sample:
         return int(self.action_mask.sum())
 
     def check(self) -> None:
-        """Raises a UsageError, naming episode and turn, if a field has a wrong length, is not finite or trains wrongly."""
+        """Raises a UsageError (naming episode and turn) for fields of wrong length, not finite, or that train wrongly."""
         where = f"sample of {self.episode_id} from turn {self.turn} ({self.role})"
         size = len(self.input_ids)
         named = {name: getattr(self, name) for name in PER_TOKEN} | self.fields
@@ -193,6 +193,8 @@ def _trajectory(episode: Episode, role: str, turns: list[Turn]) -> Trajectory:
     if len({turn.role for turn in episode.turns}) > 1:
         rewards = _own_rewards(episode, role)
     group = episode.group or episode.task_id
+    if len({turn.role for turn in episode.turns}) > 1:  # roles are compared among their like
+        group = f"{group}|{role}"
     return Trajectory(episode, role, turns, group, rewards, np.zeros(len(turns)), samples)
 
 

@@ -85,9 +85,7 @@ def make_sampler(config: TrainConfig, lm: Any, tokenizer: Any, *, adapter: str =
     """
     if config.server.base_url:
         if adapter:
-            raise UsageError(
-                "a server holds one set of weights: generate in this process to train several adapters"
-            )
+            raise UsageError("a server holds one set of weights: generate in this process to train several adapters")
         return ServedPolicy(config, lm, tokenizer, greedy=greedy)
     policy = hf_policy(config, lm, tokenizer, greedy=greedy)
     return AdapterPolicy(policy, lm, adapter) if adapter else policy

@@ -6,20 +6,21 @@ as one that was never interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
 from agentgym.baselines.core import checkpoint as checkpoints
 from agentgym.baselines.core.ahead import Ahead, staleness_of
 from agentgym.baselines.core.collect import Collector, DemonstrationPolicy
 from agentgym.baselines.core.config import TrainConfig, write_train_config
+from agentgym.baselines.core.distributed import is_sharded, make_accelerator
 from agentgym.baselines.core.learner import Diverged, Learner
 from agentgym.baselines.core.method import Group, Method, groups_of, make_method
 from agentgym.baselines.core.models import add_lora, load, model_folder
@@ -27,11 +28,11 @@ from agentgym.baselines.core.record import CONFIG, Recorder, read_status, write_
 from agentgym.baselines.core.sample import Trajectory, make_trajectories
 from agentgym.baselines.core.scoring import episode_numbers, evaluation_line, evaluation_specs
 from agentgym.baselines.core.services import TrainerServices
-from agentgym.baselines.core.serving import make_sampler, publish
+from agentgym.baselines.core.serving import ServedPolicy, make_sampler, publish
 from agentgym.baselines.core.tasks import TaskDraw
 from agentgym.env import require_capabilities
 from agentgym.episode import Episode
-from agentgym.errors import UsageError
+from agentgym.errors import InfrastructureError, UsageError
 from agentgym.policies.base import Policy
 from agentgym.registry import env_class
 from agentgym.rollout import EpisodeSpec
@@ -55,7 +56,6 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, out: Path, *, resume: bool = False, watch: Watcher | None = None) -> None:
         self.config = config
-        self.out = out
         self.method: Method = make_method(config.method, config.method_options)
         require_capabilities(env_class(config.env), self.method.needs, who=f"method {config.method}")
         if self.method.actor == "expert":
@@ -64,10 +64,11 @@ class Trainer:
             raise UsageError(f"method {config.method} distils from a teacher: set teacher = MODEL in the configuration")
         if self.method.trains and config.max_context is not None and config.max_context <= config.max_new_tokens:
             raise UsageError("max_context must be larger than max_new_tokens")
-        self.watch = watch or (lambda line: None)
-        mixed = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}[config.precision]
-        self.accelerator = Accelerator(mixed_precision=mixed, cpu=not torch.cuda.is_available())
+        self.accelerator = make_accelerator(config.precision, clip=config.optimiser.clip)
         self.main = self.accelerator.is_main_process
+        self.watch = watch if watch and self.main else lambda line: None
+        (out,) = self._agree([out])  # a folder named after the time differs
+        self.out = out
         done = self._open(resume)
         torch.manual_seed(config.seed)
         self.learners = self._make_learners(done)
@@ -78,6 +79,7 @@ class Trainer:
         self.seconds = 0.0
         self._teacher: Any = None
         self._evaluated = -1
+        self._best = 0.0
         if done is not None:
             self._restore(done)
         self.recorder = Recorder(out, config, self.iteration if done else None) if self.main else None
@@ -89,12 +91,11 @@ class Trainer:
 
     def _open(self, resume: bool) -> Path | None:
         """Makes the folder, or finds the checkpoint to go on from."""
-        found = checkpoints.list_checkpoints(self.out)
+        found, state = self._agree([checkpoints.list_checkpoints(self.out), read_status(self.out)["state"]])
+        if state != "new" and not resume:
+            raise UsageError(f"{self.out} holds a run already; continue it with --resume, or choose another --out")
         if self.main:
             self.out.mkdir(parents=True, exist_ok=True)
-            state = read_status(self.out)["state"]
-            if state != "new" and not resume:
-                raise UsageError(f"{self.out} holds a run already; continue it with --resume, or choose another --out")
             write_train_config(self.out / CONFIG, self.config)
             write_status(self.out, "running")
         self.accelerator.wait_for_everyone()
@@ -107,6 +108,8 @@ class Trainer:
             raise UsageError('policies names roles; roles that are left out use "policy"')
         if config.share_base and not config.lora.rank:
             raise UsageError("share_base puts one adapter a policy on one model: set lora.rank")
+        if is_sharded(self.accelerator) and (config.share_base or config.staleness):
+            raise UsageError("share_base and staleness need whole weights in each process: use DDP (ddp.yaml)")
         if self.main and done is None and config.model == "tiny":
             model_folder(config, self.out)
         self.accelerator.wait_for_everyone()
@@ -198,6 +201,10 @@ class Trainer:
         except KeyboardInterrupt:
             self._status("stopped", "interrupted")
             raise
+        except InfrastructureError as error:
+            self._save()
+            self._status("stopped", str(error))
+            raise
         finally:
             self._close()
         return self._status("finished", reason)
@@ -226,6 +233,8 @@ class Trainer:
     def _spent(self) -> str:
         """Which budget is used up, "" if none."""
         config = self.config
+        if config.evaluation.stop_at and self._best >= config.evaluation.stop_at:
+            return f"held-out success reached {config.evaluation.stop_at:g}"
         scored = sum(learner.scored_tokens for learner in self.learners.values()) + self.counts["teacher_tokens"]
         used = {
             "max_env_steps": (self.counts["env_steps"], config.max_env_steps),
@@ -292,6 +301,7 @@ class Trainer:
             specs = [self._seeded(spec) for spec in specs]
             played = self._play(specs, round)
             episodes += played
+            _refuse_all_lost(played)
             trajectories = make_trajectories(played)
             for trajectory in trajectories:
                 for sample in trajectory.samples:
@@ -329,12 +339,21 @@ class Trainer:
         if self._ahead is not None and round == 0:
             episodes = self._ahead.take(self.iteration)
         else:
-            with self.accelerator.autocast():
+            with self._weights(self.method.actor), self.accelerator.autocast():
                 episodes = self.collector.play(mine, self._policies, contexts=self._contexts(mine), observe=observe)
         if self.accelerator.num_processes > 1:
             order = {spec.episode_id: place for place, spec in enumerate(specs)}
             episodes = sorted(gather_object(episodes), key=lambda e: (order[e.episode_id], e.attempt))
         return episodes
+
+    @contextlib.contextmanager
+    def _weights(self, actor: str) -> Iterator[None]:
+        """Holds whole weights in each process, where it samples with them."""
+        with contextlib.ExitStack() as held:
+            if actor == "policy" and not self.config.server.base_url:
+                for learner in self.learners.values():
+                    held.enter_context(learner.sampling())
+            yield
 
     def _mine(self, specs: list[EpisodeSpec]) -> list[EpisodeSpec]:
         """This process's share: whole groups in turn."""
@@ -362,7 +381,24 @@ class Trainer:
     def _new_version(self) -> None:
         """Tells the samplers that the weights have changed."""
         for policy in {id(policy): policy for policy in self._policies.values()}.values():
-            publish(policy, self.iteration)
+            if isinstance(policy, ServedPolicy):
+                self._push(policy)
+            else:
+                publish(policy, self.iteration)
+
+    def _push(self, policy: ServedPolicy) -> None:
+        """The first process gives the server its weights, the others wait."""
+        state = None
+        if is_sharded(self.accelerator):
+            if self.config.lora.rank:
+                raise UsageError(
+                    "adapters on sharded weights cannot be pushed to a server: train all weights, or use DDP"
+                )
+            state = next(iter(self.learners.values())).whole_model().state_dict
+        if self.main:
+            policy.pusher.push(policy.lm, self.iteration, state)
+        policy.version = self.iteration
+        self.accelerator.wait_for_everyone()
 
     @property
     def _plays_ahead(self) -> bool:
@@ -395,7 +431,7 @@ class Trainer:
             specs = evaluation_specs(self.tasks, config, episodes)
             policies = self._sampling(greedy=mode == "greedy")
             mine = self._mine(specs)
-            with self.accelerator.autocast():
+            with self._weights("policy"), self.accelerator.autocast():
                 played = self.collector.play(mine, policies, contexts=self._contexts(mine))
             if self.accelerator.num_processes > 1:
                 played = gather_object(played)
@@ -404,25 +440,26 @@ class Trainer:
             line["scored_tokens"] = sum(learner.scored_tokens for learner in self.learners.values())
             line["evaluation_seconds"] = time.monotonic() - began
             self._write(line)
+            if mode == "sampled":
+                self._best = max(self._best, line.get("success", 0.0))
         self._evaluated = self.iteration
 
     def _save(self) -> None:
+        # Every process is asked for its part of the weights, the first one writes.
+        models = {
+            f"model-{name}": (learner.whole_model(), learner.tokenizer) for name, learner in self.learners.items()
+        }
+        state = {
+            "iteration": self.iteration,
+            "method": self.config.method,
+            "method_state": self.method.state(),
+            "learners": {name: learner.state() for name, learner in self.learners.items()},
+            "counts": self.counts,
+            "seconds": self.seconds,
+            "evaluated": self._evaluated,
+        }
         if self.main:
-            checkpoints.save(
-                self.out,
-                self.iteration,
-                {f"model-{name}": (learner.plain.lm, learner.tokenizer) for name, learner in self.learners.items()},
-                {
-                    "iteration": self.iteration,
-                    "method": self.config.method,
-                    "method_state": self.method.state(),
-                    "learners": {name: learner.state() for name, learner in self.learners.items()},
-                    "counts": self.counts,
-                    "seconds": self.seconds,
-                    "evaluated": self._evaluated,
-                },
-                self.config.keep_checkpoints,
-            )
+            checkpoints.save(self.out, self.iteration, models, state, self.config.keep_checkpoints)
         self.accelerator.wait_for_everyone()
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -442,6 +479,16 @@ class Trainer:
         self.collector.close()
         if self.recorder is not None:
             self.recorder.close()
+
+
+def _refuse_all_lost(episodes: Sequence[Episode]) -> None:
+    """Raises an InfrastructureError if no episode came to an end: there is nothing to learn from, and a cause."""
+    if episodes and not any(episode.finished for episode in episodes):
+        first = episodes[-1]
+        raise InfrastructureError(
+            f"all {len(episodes)} episodes faulted, the last one by {first.cause}: {first.message}. Mend that, then "
+            "continue with --resume"
+        )
 
 
 def _silent(groups: Sequence[Group]) -> int:

@@ -79,10 +79,28 @@ class WeightWorker:
                 self.reload_weights(weights_iterator=_tensors(files, read))  # type: ignore[attr-defined]
             finally:
                 del model.load_weights
+            _pack_tied_heads(model)
         else:
             noting(_tensors(files, read))
         filled = seen[-1] if seen else None
         return [] if filled is None else sorted(expected - filled)
+
+
+def _pack_tied_heads(model: Any) -> None:
+    """Packs again, from the new weights, what an output layer tied to the embeddings computes with on CPUs.
+
+    vLLM 0.32 packs such a layer at the start, and leaves the packed copy as it was when it reloads: no tensor of the
+    checkpoint bears the layer's own name. The answers would be of new weights but for the last layer.
+    """
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if (
+            hasattr(layer, "cpu_linear")
+            and method is not None
+            and hasattr(method, "embedding")
+            and layer.weight.numel()
+        ):
+            method.process_weights_after_loading(layer)
 
 
 def _tensors(files: list[Path], read: list[str]) -> Iterator[tuple[str, Any]]:

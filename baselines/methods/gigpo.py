@@ -1,4 +1,4 @@
-"""GiGPO: the episode's advantage plus one among all turns taken in the same state (Feng et al. 2025, arXiv 2505.10978)."""
+"""GiGPO: the episode's advantage plus one among all turns in the same state (Feng et al. 2025, arXiv 2505.10978)."""
 
 from __future__ import annotations
 

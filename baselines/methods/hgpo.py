@@ -27,6 +27,7 @@ class HGPOConfig(GRPOConfig, frozen=True, kw_only=True):
         mode: "mean_std_norm" divides by the standard deviation, "mean_norm" only centres.
         step_ddof: of the step groups' standard deviation; 0 for the population's.
         base_group: the outcome's advantage is level 0.
+        scale, ddof, stat_weighting, singleton: of the base group, see `GRPOConfig`.
         short_history: a turn with fewer than k states behind it is compared by the whole of them, or has no level k
             (verl-agent).
     """

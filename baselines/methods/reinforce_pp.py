@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agentgym.baselines.core.card import Card
 from agentgym.baselines.core.estimators import discounted_returns, whiten
 from agentgym.baselines.core.method import Copy, Method, Services, score
-from agentgym.baselines.core.sample import Trajectory
+from agentgym.baselines.core.sample import Sample, Trajectory
 from agentgym.baselines.methods.grpo import GRPOConfig, outcome_advantages
 
 
@@ -67,19 +68,20 @@ class ReinforcePP(Method):
         samples = [sample for trajectory in trajectories for sample in trajectory.samples]
         parts = []
         for trajectory, outcome in zip(trajectories, outcomes, strict=True):
-            rewards = [np.zeros(sample.actions) for sample in trajectory.samples]
-            if config.kl_reward:
-                for reward, sample in zip(rewards, trajectory.samples, strict=True):
-                    own = sample.action_mask
-                    reward -= config.kl_reward * (sample.behaviour_logp - sample.fields["reference_logp"])[own]
-            if rewards and len(rewards[-1]):
-                rewards[-1][-1] += outcome
-                returns = discounted_returns(np.concatenate(rewards), config.gamma)
-                parts += np.split(returns, np.cumsum([len(reward) for reward in rewards])[:-1])
-            else:
-                parts += rewards
+            sizes = [sample.actions for sample in trajectory.samples]
+            rewards = np.concatenate([self._charge(sample) for sample in trajectory.samples] or [np.zeros(0)])
+            if len(rewards):
+                rewards[-1] += outcome
+            parts += np.split(discounted_returns(rewards, config.gamma), np.cumsum(sizes))[:-1]
         for sample, advantage in zip(samples, whiten(parts, ddof=config.ddof), strict=True):
             sample.advantage[sample.action_mask] = advantage
+
+    def _charge(self, sample: Sample) -> NDArray[np.float64]:
+        """-beta (lp_old - lp_ref) at each generated token."""
+        if not self.config.kl_reward:
+            return np.zeros(sample.actions)
+        gap = (sample.behaviour_logp - sample.fields["reference_logp"])[sample.action_mask]
+        return np.asarray(-self.config.kl_reward * gap, dtype=np.float64)
 
 
 METHOD = ReinforcePP

@@ -273,6 +273,10 @@ def notes(analysis: Analysis) -> list[str]:
     if starts < _FEW_STARTS:
         found.append(f"All runs start from {starts} cold start{'s' if starts > 1 else ''} in one world with a tiny "
                      "model: the ranking need not carry over to others.")  # fmt: skip
+    versions = {run.code for result in shown for run in result.runs}
+    if len(versions) > 1:
+        found.append(f"The trainer's source changed while the study ran: runs of {len(versions)} states of it are here "
+                     "(`code` in their summaries).")  # fmt: skip
     uneven = [r for r in shown if any(len(r.runs) != other for other in runs)]
     if uneven:
         found.append("The methods have unequal numbers of runs; differences are adjusted for the cold starts and seeds "

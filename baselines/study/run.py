@@ -19,7 +19,7 @@ from rich.console import Console
 
 from agentgym.baselines.study.plan import PlannedRun, model_digests
 from agentgym.baselines.study.progress import StudyProgress, Tail
-from agentgym.baselines.study.summary import METRICS, read_summary, summarise, write_summary
+from agentgym.baselines.study.summary import METRICS, code_digest, read_summary, summarise, write_summary
 from agentgym.episode import write_atomically
 from agentgym.errors import DataError
 
@@ -63,8 +63,9 @@ class Tally(NamedTuple):
 class _Running:
     """A run's process; its log is locked as long as it lives, also beyond the life of this one."""
 
-    def __init__(self, run: PlannedRun, process: subprocess.Popen[bytes], folder: Path) -> None:
+    def __init__(self, run: PlannedRun, process: subprocess.Popen[bytes], folder: Path, code: str) -> None:
         self.run = run
+        self.code = code
         self.process = process
         self.folder = folder
         self.tail = Tail(folder / METRICS)
@@ -187,7 +188,7 @@ def _begin(
         except OSError:
             return None
         write_atomically(config, _config_text(run, out, digests))
-        resumed = _begun(folder)
+        resumed, code = _begun(folder), code_digest()
         arguments = [*command, str(config), "--out", str(folder), *(["--resume"] if resumed else [])]
         log.write(f"$ {' '.join(arguments)}\n".encode())
         log.flush()
@@ -200,7 +201,7 @@ def _begin(
             start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the runs in order
         )
     progress.begin(run, resumed=resumed)
-    return _Running(run, process, folder)
+    return _Running(run, process, folder, code)
 
 
 def _end(each: _Running, out: Path, results: Path, digests: Mapping[str, str | None], progress: StudyProgress) -> bool:
@@ -210,7 +211,7 @@ def _end(each: _Running, out: Path, results: Path, digests: Mapping[str, str | N
     lines = _last_lines(out / f"{run.id}.log")
     try:
         if code == 0:
-            summary = summarise(run, each.folder, digests=digests)
+            summary = summarise(run, each.folder, digests=digests, code=each.code)
             write_summary(results, summary)
             failure.unlink(missing_ok=True)
             progress.end(run, f"done, held-out {100 * summary.sampled.success:.1f}%")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -93,6 +94,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         id, method, label, seed, cold_start: as in the study file.
         card: how a table must call the method, from its card: where its formulas come from.
         model_digests: of the model from which the run started, and of the teacher's where there is one.
+        code: digest of the trainer's source when the run was started, or last continued; see `code_digest`.
         settings: of the trainer, and `settings_digest` their digest.
         curve: success on held-out tasks.
         sampled, greedy: the final evaluations.
@@ -108,6 +110,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     seed: int
     cold_start: str
     model_digests: tuple[str, ...]
+    code: str
     settings: dict[str, Any]
     settings_digest: str
     curve: Curve
@@ -146,13 +149,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def summarise(run: PlannedRun, folder: Path, *, digests: Mapping[str, str | None]) -> RunSummary:
+def summarise(run: PlannedRun, folder: Path, *, digests: Mapping[str, str | None], code: str) -> RunSummary:
     """The summary of a finished run.
 
     Args:
         run: as planned.
         folder: of the trainer, with its metrics.jsonl.
         digests: of the models by folder, see `agentgym.baselines.study.plan.model_digests`.
+        code: see `code_digest`.
 
     Raises:
         DataError: if the metrics lack an evaluation that a finished run has.
@@ -176,6 +180,7 @@ def summarise(run: PlannedRun, folder: Path, *, digests: Mapping[str, str | None
         seed=run.seed,
         cold_start=run.cold_start.name,
         model_digests=tuple(digests[model] or "" for model in run.models),
+        code=code,
         settings=run.settings,
         settings_digest=run.digest,
         curve=Curve(
@@ -250,6 +255,15 @@ def _card_label(run: PlannedRun) -> str:
     from agentgym.baselines.core.method import find_method
 
     return find_method(run.method.trainer_name).card.label
+
+
+def code_digest() -> str:
+    """Short digest of the trainer and of the methods of this package, so that a report can say if it has changed."""
+    total = hashlib.sha256()
+    root = Path(__file__).parents[1]
+    for path in sorted([*(root / "core").rglob("*.py"), *(root / "methods").rglob("*.py")]):
+        total.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()[:12]
 
 
 def summary_path(folder: Path, run_id: str) -> Path:

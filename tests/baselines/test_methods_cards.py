@@ -92,6 +92,10 @@ def test_a_page_tells_numbers_grade_and_status(name: str) -> None:
     for field in find_method(name).Config.__struct_fields__:
         if field not in Config.__struct_fields__:
             assert f"`{field}`" in page, f"docs/methods/{name}.md does not tell {field}"
+    for field in msgspec.structs.fields(find_method(name).Config):
+        if isinstance(field.default, int | float) and f"| `{field.name}` |" in page:
+            shown = str(field.default).lower() if isinstance(field.default, bool) else f"{field.default:g}"
+            assert f"| `{field.name}` | {shown} |" in page, f"docs/methods/{name}.md has another {field.name}"
 
 
 def test_methods_need_no_torch_until_they_train() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.policies.tiny_model import make_model
+from tests.policies.tiny_model import make_model, make_tokenizer
 from tests.shared_data import need
 
 need("torch")
@@ -17,6 +17,7 @@ need("torch")
 from agentgym.policies import _kept  # noqa: E402
 from agentgym.policies._generate import Completion, Row, generate  # noqa: E402
 from agentgym.policies._kept import CachedSampler, keeps_cache  # noqa: E402
+from agentgym.policies.hf import HFOptions, HFPolicy  # noqa: E402
 
 END = {7, 11, 23, 42, 77}
 
@@ -27,10 +28,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     fed: list[int] = []
     original = _kept._Page._run
 
-    def run(self: Any, ids: Any, positions: Any, last: Any) -> Any:
+    def run(self: Any, ids: Any, positions: Any, limit: Any, last: Any) -> Any:
         if last is not None:
             fed.extend((last + 1).tolist())
-        return original(self, ids, positions, last)
+        return original(self, ids, positions, limit, last)
 
     with monkeypatch.context() as patch:
         patch.setattr(_kept._Page, "_run", run)
@@ -192,14 +193,60 @@ def test_the_cache_is_kept_only_where_every_layer_attends_to_everything() -> Non
             transformers.BloomConfig(vocab_size=50, hidden_size=16, n_layer=1, n_head=2),
             False,
         ),
+        "falcon alibi": (
+            transformers.FalconForCausalLM,
+            transformers.FalconConfig(
+                vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, alibi=True
+            ),
+            False,
+        ),
         "gpt2": (
             transformers.GPT2LMHeadModel,
-            transformers.GPT2Config(vocab_size=300, n_embd=16, n_layer=1, n_head=2, n_positions=64),
-            None,
+            transformers.GPT2Config(
+                vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=64, bos_token_id=0, eos_token_id=0
+            ),
+            True,
         ),
     }
     for name, (kind, config, kept) in models.items():
-        found = keeps_cache(kind(config))
-        print(name, found)
-        if kept is not None:
-            assert found is kept, name
+        assert keeps_cache(kind(config)) is kept, name
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_model_with_windows_or_learned_positions_samples_as_it_is_scored(kept: bool) -> None:
+    """GPT-2 has a table of positions that padding must not leave; Mistral's window is shorter than the episodes."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    size: dict[str, Any] = {"vocab_size": 300, "bos_token_id": 0, "eos_token_id": 0, "initializer_range": 0.3}
+    model: Any
+    if kept:
+        config = transformers.GPT2Config(**size, n_embd=16, n_layer=2, n_head=2, n_positions=90)
+        model = transformers.GPT2LMHeadModel(config).eval()
+    else:
+        shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+        mistral = transformers.MistralConfig(**size, **shape, num_key_value_heads=1, sliding_window=16)
+        model = transformers.MistralForCausalLM(mistral).eval()
+    assert keeps_cache(model) is kept
+    rng = np.random.default_rng(0)
+    policy = HFPolicy(model, make_tokenizer(), HFOptions(max_new_tokens=6))
+    assert (policy._kept is not None) is kept
+    ids = {number: rng.integers(8, 300, 2 + 30 * (number % 2)).tolist() for number in range(6)}
+    for turn in range(3):
+        if turn == 2:  # read beside rows that end near the last position
+            ids[7] = rng.integers(8, 300, 60).tolist()
+        rows = [Row(prompt, rng.random(2 + number)) for number, prompt in ids.items()]
+        options: dict[str, Any] = {"temperature": 1.0, "end_ids": END}
+        if policy._kept is not None:
+            answers: Any = policy._kept.generate(list(ids), rows, **options)
+        else:
+            answers = policy._in_batches(rows, {**options, "top_p": None, "top_k": None, "stopped": None})
+        for number, row, answer in zip(ids, rows, answers, strict=True):
+            assert isinstance(answer, Completion), answer
+            whole = [*row.ids, *answer.ids]
+            with torch.inference_mode():
+                logits = model(input_ids=torch.tensor([whole])).logits[0, len(row.ids) - 1 : -1]
+            expected = torch.log_softmax(logits.float(), -1)[torch.arange(len(answer.ids)), torch.tensor(answer.ids)]
+            np.testing.assert_allclose(answer.logprobs, expected.numpy(), atol=1e-4)
+            ids[number] = [*whole, *rng.integers(8, 300, 1 + 2 * number).tolist()]

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -32,6 +33,7 @@ from agentgym.baselines.study.summary import (
     Final,
     RunSummary,
     Totals,
+    code_digest,
     read_metrics,
     read_summary,
     summary_path,
@@ -184,6 +186,7 @@ def test_runs_are_done_by_single_threads_and_summarised_and_skipped_the_next_tim
         assert summary.greedy.episodes == 512
         assert summary.totals.env_steps == 9000
         assert summary.card.startswith("formulas follow")
+        assert summary.code == code_digest()
     assert go(runs, monkeypatch) == Tally([], [], [], [])
 
 
@@ -332,7 +335,7 @@ def made(
     final = Final(success=success[-1], episodes=512, turns=9.0, invalid=0.2, outcome=0.7, entropy=0.2, tokens=60.0)
     return RunSummary(
         id=run.id, method=run.method.name, label=run.method.shown, card="formulas follow the official code or paper",
-        seed=run.seed, cold_start=run.cold_start.name, model_digests=("",), settings=run.settings,
+        seed=run.seed, cold_start=run.cold_start.name, model_digests=("",), code="c0de", settings=run.settings,
         settings_digest=run.digest, sampled=final, greedy=final, trained_entropy=None,
         curve=Curve(iteration=tuple(places), env_steps=spent, tokens=spent, seconds=spent, success=tuple(success),
                     episodes=(256,) * len(places)),
@@ -451,6 +454,13 @@ def test_the_report_has_the_numbers_the_budget_and_what_is_missing(here: Path) -
         words = " ".join(tree.getroot().itertext())
         assert "GiGPO | centred" in words
         assert f"({name}.svg)" in text
+
+
+def test_a_change_of_the_trainer_within_the_study_is_told(here: Path) -> None:
+    study, runs, found = synthetic({"grpo": 0.0, "gigpo-mean": 0.08, "rloo": 0.0}, noise=0.01)
+    assert "source changed" not in report_text(analyse(study, runs, found), [], command="x")
+    found[0] = msgspec.structs.replace(found[0], code="other")
+    assert "2 states" in report_text(analyse(study, runs, found), [], command="x")
 
 
 def test_methods_that_are_not_told_apart_are_not_ranked_in_words(here: Path) -> None:

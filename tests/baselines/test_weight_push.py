@@ -67,6 +67,9 @@ class Served:
     def named_parameters(self) -> Any:
         return self.lm.named_parameters()
 
+    def modules(self) -> Any:
+        return self.lm.modules()
+
 
 class OldRunner:
     """As in older releases: the model's own loading is all there is."""
@@ -432,6 +435,29 @@ def test_the_worker_names_no_version_for_weights_that_do_not_fit(runner: type[Ol
     folder, sizes = save_weights(model, tmp_path, 3)
     assert worker.agentgym_load_weights(str(folder), 3, sizes) == {"version": 3, "tensors": len(model.state_dict())}
     assert worker.agentgym_weights_version() == {"version": 3}
+
+
+class PackingMethod:
+    """As vLLM's on CPUs: the layer computes with a packed copy of its weight."""
+
+    def embedding(self) -> None:
+        """What tells vLLM's methods for embeddings and output layers from the others."""
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        packed = layer.weight.detach().clone()
+        layer.cpu_linear = lambda x: x @ packed.T
+
+
+def test_an_output_layer_that_is_kept_packed_is_packed_again(tmp_path: Path) -> None:
+    worker = Worker(Runner())
+    head = worker.model_runner.model.lm.lm_head
+    head.quant_method = PackingMethod()
+    head.quant_method.process_weights_after_loading(head)
+    model = fresh(0.1)
+    folder, sizes = save_weights(model, tmp_path, 1)
+    worker.agentgym_load_weights(str(folder), 1, sizes)
+    x = torch.ones(1, head.weight.shape[1])
+    torch.testing.assert_close(head.cpu_linear(x), model.lm_head(x))
 
 
 def test_models_that_cannot_be_pushed_are_refused(tmp_path: Path) -> None:

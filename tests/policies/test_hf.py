@@ -72,11 +72,11 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
             fed.extend(row[mask.bool()].tolist() for row, mask in zip(ids, self._mask, strict=True))
         afresh(self, ids, positions)
 
-    def run(self: Any, ids: Any, positions: Any, last: Any) -> Any:
+    def run(self: Any, ids: Any, positions: Any, limit: Any, last: Any) -> Any:
         if last is not None:
             for row, end, before in zip(ids.tolist(), last.tolist(), self._seen, strict=True):
                 fed.append([*before, *row[: end + 1]])
-        return kept(self, ids, positions, last)
+        return kept(self, ids, positions, limit, last)
 
     with monkeypatch.context() as patch:
         patch.setattr(_generate._Decoder, "_forward", forward)
