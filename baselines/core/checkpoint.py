@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import os
 import shutil
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from agentgym.baselines.core.models import save_model
-from agentgym.errors import DataError
+from agentgym.baselines.core.record import plain_number
+from agentgym.errors import DataError, UsageError
 
 FOLDER = "checkpoints"
 STATE = "trainer.pt"
@@ -33,23 +36,42 @@ def save(out: Path, iteration: int, models: dict[str, tuple[Any, Any]], state: d
         keep: how many checkpoints stay.
     """
     folder = out / FOLDER
-    final = folder / f"{iteration:06d}"
+    for torn in folder.glob(".*.part"):
+        shutil.rmtree(torn)
+    final = _unused(folder / f"{iteration:06d}")
     part = folder / f".{final.name}.part"
-    shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     for name, (model, tokenizer) in models.items():
         save_model(model, tokenizer, part / name)
-    torch.save(state, part / STATE)
-    for path in [*part.rglob("*"), part]:  # on the disk before it has its name
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
-    shutil.rmtree(final, ignore_errors=True)
+    torch.save({**state, "method_state": _encoded(state["method_state"])}, part / STATE)
+    _sync(*part.rglob("*"), part)  # on the disk before it has its name
     part.rename(final)
+    _sync(folder)
     _point(out / MODEL, Path(FOLDER) / final.name / next(iter(models)))
     for old in list_checkpoints(out)[:-keep]:
         shutil.rmtree(old)
     return final
+
+
+def _unused(path: Path) -> Path:
+    """A free name that sorts behind `path`: a checkpoint is never removed before another one is complete."""
+    names = chain([path], (path.with_name(f"{path.name}-{number}") for number in count(1)))
+    return next(name for name in names if not name.exists())
+
+
+def _sync(*paths: Path) -> None:
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def _encoded(state: Any) -> bytes:
+    """A method's state as JSON; numbers of numpy become plain ones."""
+    try:
+        return msgspec.json.encode(state, enc_hook=plain_number)
+    except (TypeError, NotImplementedError, msgspec.MsgspecError) as error:
+        raise UsageError(f"the method's state() cannot be saved ({error}); make it of what JSON knows") from error
 
 
 def _point(link: Path, target: Path) -> None:
@@ -74,6 +96,7 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
     """
     try:
         state: dict[str, Any] = torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
+        state["method_state"] = msgspec.json.decode(state["method_state"])
     except Exception as error:
         raise DataError(
             checkpoint / STATE,

@@ -151,7 +151,7 @@ class TrainConfig(_Table, frozen=True, kw_only=True):
         model: "tiny", "smollm2-135m", a folder, or a hub id.
         teacher: model of methods that distil from another one.
         seed: of everything random.
-        iterations: how often to play and update.
+        iterations: how often to play and update; 0 only scores the model.
         tasks_per_iteration: tasks drawn an iteration, each played `group_size` times.
         minibatch: trajectories an optimiser step; 0 for all of the iteration.
         token_budget: rows times width of one forward.
@@ -183,7 +183,7 @@ class TrainConfig(_Table, frozen=True, kw_only=True):
     model: str = "tiny"
     teacher: str = ""
     seed: NotNegative = 0
-    iterations: Count = 60
+    iterations: NotNegative = 60
     tasks_per_iteration: Count = 16
     minibatch: NotNegative = 64
     token_budget: Count = 8192

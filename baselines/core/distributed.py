@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from agentgym.baselines.core.bank import Bank, Values
 from agentgym.baselines.core.batch import cut
@@ -22,6 +23,7 @@ from agentgym.baselines.core.sample import Sample
 from agentgym.errors import UsageError
 
 MIXED = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def make_accelerator(precision: str, *, clip: float) -> Accelerator:
@@ -38,15 +40,16 @@ def make_accelerator(precision: str, *, clip: float) -> Accelerator:
     accelerator = Accelerator(mixed_precision=MIXED[precision], cpu=on_cpu)
     if accelerator.num_processes > 1 and on_cpu and os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
         # accelerate shards on accelerators only; on the CPU the same path is there to be checked.
-        plugin = FullyShardedDataParallelPlugin()
-        if precision != "fp32":
-            plugin.set_mixed_precision(precision)
+        PartialState().distributed_type = DistributedType.FSDP  # AcceleratorState copies it whenever it is made
         accelerator.state.distributed_type = DistributedType.FSDP
-        accelerator.state.fsdp_plugin = plugin
+        accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
         raise UsageError(
             "FSDP version 1 is not supported: set fsdp_version: 2 (baselines/configs/accelerate/fsdp2.yaml)"
         )
+    if accelerator.is_fsdp2 and precision != "fp32":  # gradients are summed in fp32, outputs stay as they are
+        policy = MixedPrecisionPolicy(param_dtype=DTYPES[precision], reduce_dtype=torch.float32)
+        accelerator.state.fsdp_plugin.mixed_precision_policy = policy
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         settings = accelerator.state.deepspeed_plugin.deepspeed_config
         settings |= {"gradient_clipping": clip, "train_micro_batch_size_per_gpu": 1}
@@ -150,8 +153,6 @@ def reshard(actor: Any) -> None:
 
 
 def _fsdp_modules(actor: Any) -> list[Any]:
-    from torch.distributed.fsdp import FSDPModule
-
     return [module for module in actor.modules() if isinstance(module, FSDPModule)]
 
 
@@ -237,8 +238,6 @@ class ShardedBank(Bank):
 
 
 def _like(value: Tensor, parameter: Tensor) -> Tensor:
-    from torch.distributed.tensor import distribute_tensor
-
     if isinstance(parameter, DTensor):
         return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
     return value.to(parameter.device)
@@ -271,8 +270,8 @@ def whole_model(actor: Any, accelerator: Accelerator) -> Any:
     if not is_sharded(accelerator):
         return plain.lm
     state = accelerator.get_state_dict(actor)
-    head = "lm."
-    return Weights(plain.lm, {name.removeprefix(head): v for name, v in state.items() if name.startswith(head)})
+    once = [name for name, _ in [*plain.lm.named_parameters(), *plain.lm.named_buffers()]]  # tied ones have one name
+    return Weights(plain.lm, {name: state[f"lm.{name}"] for name in once if f"lm.{name}" in state})
 
 
 def optimiser_state(actor: Any, optimiser: Any, accelerator: Accelerator) -> dict[str, Any]:

@@ -106,11 +106,9 @@ class Learner:
         self.scored_tokens = 0
         self.trained_tokens = 0
         self.padding = [0.0, 0.0]  # padding and all tokens of this iteration's forwards
-        if is_sharded(accelerator):  # the root must run before its layers do on their own, as in sampling
-            no = np.zeros(2, np.bool_)
-            zeros = np.zeros(2, np.float32)
-            first = Sample(np.zeros(2, np.int32), no, no, np.zeros(2, np.int32), zeros, zeros, zeros, zeros, zeros)
-            self._score([first] * accelerator.num_processes, lambda batch: self.actor(batch, entropy=False).logp)
+        if is_sharded(accelerator):  # the root must have run before its layers do on their own, as in sampling
+            samples = [_bare(np.zeros(2, np.int32)) for _ in range(accelerator.num_processes)]
+            self._score(samples, lambda batch: self.actor(batch, entropy=False).logp)
             self.scored_tokens = 0
 
     @property
@@ -336,7 +334,11 @@ class _Totals:
 
 def _prefixed(sample: Sample, prefix: Sequence[int]) -> Sample:
     """A sample for scoring, with other ids before its own."""
-    ids = np.concatenate([np.asarray(prefix, np.int32), sample.input_ids])
+    return _bare(np.concatenate([np.asarray(prefix, np.int32), sample.input_ids]))
+
+
+def _bare(ids: NDArray[np.int32]) -> Sample:
+    """A sample that is only scored."""
     zeros = np.zeros(len(ids), np.float32)
     no = np.zeros(len(ids), np.bool_)
     return Sample(ids, no, no, np.zeros(len(ids), np.int32), zeros, zeros, zeros, zeros, zeros)

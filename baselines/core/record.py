@@ -1,21 +1,27 @@
 """What a training run leaves: metrics.jsonl, trackers, and its state for those who watch.
 
-train.toml        the configuration                metrics.jsonl    one line an iteration and an evaluation
-status.json       running, finished or stopped, with the reason      checkpoints/     see checkpoint.py
-episodes.jsonl    with save_episodes = true
+    train.toml       the configuration
+    metrics.jsonl    one line an iteration and an evaluation
+    status.json      running, finished or stopped, with the reason
+    checkpoints/     see checkpoint.py
+    stopped/         the weights that a guard did not let pass
+    episodes.jsonl   with save_episodes = true, a run directory as `agentgym eval` leaves it
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from agentgym.baselines.core.config import TrainConfig
-from agentgym.episode import write_atomically
+from agentgym.episode import ARRAYS, EPISODES, Episode, RunWriter, write_atomically
+from agentgym.episode import CONFIG as RUN
 from agentgym.errors import DataError, require_extra
+from agentgym.evaluate import plan
 
 METRICS = "metrics.jsonl"
 STATUS = "status.json"
@@ -49,7 +55,7 @@ class Recorder:
 
     def write(self, line: dict[str, Any]) -> None:
         """Writes one line at once."""
-        self._file.write(msgspec.json.encode(line) + b"\n")
+        self._file.write(msgspec.json.encode(line, enc_hook=plain_number) + b"\n")
         self._file.flush()
         kind = line["kind"] + ("/" + line["mode"] if "mode" in line else "")
         numbers = {
@@ -72,6 +78,45 @@ class Recorder:
             self._board.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+
+class EpisodeLog:
+    """Writes every attempt of training to episodes.jsonl, with its token arrays, as a run directory.
+
+    Attempts that a continued run plays again are there already and stay as they are.
+
+    Args:
+        out: folder of the run.
+        config: its configuration.
+        resume: continue the file.
+    """
+
+    def __init__(self, out: Path, config: TrainConfig, *, resume: bool) -> None:
+        planned = plan(config.env, env_kwargs=config.env_kwargs, split=config.train_split, episodes=1)
+        planned = msgspec.structs.replace(planned, name=out.name, retries=config.retries, tasks=[])
+        if not resume:
+            for name in (EPISODES, ARRAYS, RUN):  # of a run that was killed before its first checkpoint
+                (out / name).unlink(missing_ok=True)
+        self._writer = RunWriter(out, planned, resume=resume)
+        done = self._writer.done.values()
+        self._known = {(episode.episode_id, episode.attempt) for attempts in done for episode in attempts}
+
+    def write(self, episodes: Iterable[Episode]) -> None:
+        """Appends the attempts that are not there yet."""
+        for episode in episodes:
+            if (episode.episode_id, episode.attempt) not in self._known:
+                self._writer.append(episode)
+
+    def close(self) -> None:
+        """Puts everything on the disk."""
+        self._writer.close()
+
+
+def plain_number(value: Any) -> Any:
+    """A number of numpy or a tensor of one as a plain number, for JSON; arrays as lists."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is nothing that JSON knows")
 
 
 def read_metrics(out: Path) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ AutoTokenizer load, with a chat template.
 from __future__ import annotations
 
 import re
+import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -108,7 +109,11 @@ def make_tiny(folder: Path, size: Tiny, *, env: str, env_kwargs: Mapping[str, An
             bos_token_id=None,
         )
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    model.save_pretrained(part)
+    tokenizer.save_pretrained(part)
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)  # whole, or not there
     return folder

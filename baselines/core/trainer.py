@@ -70,7 +70,6 @@ class Trainer:
         (out,) = self._agree([out])  # a folder named after the time differs
         self.out = out
         done = self._open(resume)
-        torch.manual_seed(config.seed)
         self.learners = self._make_learners(done)
         self.tasks = TaskDraw(config)
         self.collector = Collector(config)
@@ -114,6 +113,7 @@ class Trainer:
             model_folder(config, self.out)
         self.accelerator.wait_for_everyone()
         start = model_folder(config, self.out)
+        torch.manual_seed(config.seed)  # here: the first process may have made the tiny model, with draws of its own
         learners: dict[str, Learner] = {}
         shared: Any = None
         for name in ids:

@@ -17,7 +17,6 @@ import pytest
 from agentgym.baselines.core import smollm2
 from agentgym.baselines.core.smollm2 import smollm2_folder
 from agentgym.errors import DataError, MissingExtraError
-from tests import shared_data
 from tests.shared_data import need
 
 need("torch")
@@ -212,10 +211,7 @@ def test_a_folder_that_cannot_be_written_is_named(
 
 @pytest.mark.slow
 def test_the_real_model_speaks() -> None:
-    try:
-        smollm2_folder()
-    except MissingExtraError as error:
-        shared_data._lacking("smollm2", str(error))
+    need("smollm2")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -86,9 +86,7 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_the_log_holds_the_ids_that_the_model_was_fed(
-    template: str, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_log_holds_the_ids_that_the_model_was_fed(template: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with sampling(way, monkeypatch), spied(monkeypatch) as fed:
         episodes = play(make(template), 3)
     logged = [prompt for episode in episodes.values() for prompt, _, _ in sequences(episode)]
