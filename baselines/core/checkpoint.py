@@ -1,5 +1,7 @@
 """Checkpoints: a folder that is complete or is not there.
 
+In the folder of a run:
+
     checkpoints/000020/model-policy/    weights (or adapters) and tokenizer: loads by its path
     checkpoints/000020/trainer.pt       optimiser, copies, method state, counters
     model -> the newest model-policy

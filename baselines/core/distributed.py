@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,11 @@ import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -37,10 +42,14 @@ def make_accelerator(precision: str, *, clip: float) -> Accelerator:
         UsageError: for FSDP 1, which moves parameters where the sampler cannot follow.
     """
     on_cpu = not torch.cuda.is_available()
-    accelerator = Accelerator(mixed_precision=MIXED[precision], cpu=on_cpu)
-    if accelerator.num_processes > 1 and on_cpu and os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
-        # accelerate shards on accelerators only; on the CPU the same path is there to be checked.
-        PartialState().distributed_type = DistributedType.FSDP  # AcceleratorState copies it whenever it is made
+    # accelerate shards on accelerators only; on the CPU the same path is there to be checked. AcceleratorState copies
+    # the kind from PartialState whenever it is made.
+    deepspeed = on_cpu and _wants("DEEPSPEED")
+    if deepspeed:
+        PartialState(cpu=True).distributed_type = DistributedType.DEEPSPEED
+    accelerator = Accelerator(mixed_precision=MIXED[precision], cpu=on_cpu and not deepspeed)
+    if accelerator.num_processes > 1 and on_cpu and _wants("FSDP"):
+        PartialState().distributed_type = DistributedType.FSDP
         accelerator.state.distributed_type = DistributedType.FSDP
         accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
@@ -54,6 +63,11 @@ def make_accelerator(precision: str, *, clip: float) -> Accelerator:
         settings = accelerator.state.deepspeed_plugin.deepspeed_config
         settings |= {"gradient_clipping": clip, "train_micro_batch_size_per_gpu": 1}
     return accelerator
+
+
+def _wants(what: str) -> bool:
+    """What `accelerate launch` was told."""
+    return os.environ.get(f"ACCELERATE_USE_{what}", "").lower() == "true"
 
 
 def is_sharded(accelerator: Accelerator) -> bool:
@@ -269,34 +283,52 @@ def whole_model(actor: Any, accelerator: Accelerator) -> Any:
     plain = accelerator.unwrap_model(actor)
     if not is_sharded(accelerator):
         return plain.lm
-    state = accelerator.get_state_dict(actor)
+    state = accelerator.get_state_dict(actor) or {}  # DeepSpeed gives it to the first process alone
     once = [name for name, _ in [*plain.lm.named_parameters(), *plain.lm.named_buffers()]]  # tied ones have one name
     return Weights(plain.lm, {name: state[f"lm.{name}"] for name in once if f"lm.{name}" in state})
 
 
 def optimiser_state(actor: Any, optimiser: Any, accelerator: Accelerator) -> dict[str, Any]:
-    """An optimiser's state, whole; every process must ask."""
+    """An optimiser's state, whole; every process must ask.
+
+    DeepSpeed's is not saved: it fits only the number of processes that it was made by.
+    """
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        return {"kind": "deepspeed"}
     if not accelerator.is_fsdp2:
         state: dict[str, Any] = optimiser.state_dict()
         return state
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
-
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    return {"by_name": get_optimizer_state_dict(actor, optimiser.optimizer, options=options)}
+    return {"kind": "fsdp2", "state": get_optimizer_state_dict(actor, optimiser.optimizer, options=options)}
 
 
 def load_optimiser_state(actor: Any, optimiser: Any, accelerator: Accelerator, state: dict[str, Any]) -> None:
-    """Restores what `optimiser_state` gave, in each process.
+    """Restores what `optimiser_state` gave, in each process; the number of processes may differ.
 
     Raises:
-        UsageError: if it was saved by another kind of run.
+        UsageError: if it was saved by another kind of run, or by DeepSpeed.
     """
-    if ("by_name" in state) != bool(accelerator.is_fsdp2):
-        raise UsageError("this checkpoint's optimiser was saved with FSDP2 on the one hand and without on the other")
-    if "by_name" not in state:
+    kind, here = state.get("kind", "whole"), "fsdp2" if accelerator.is_fsdp2 else "whole"
+    if kind == "deepspeed" or accelerator.distributed_type == DistributedType.DEEPSPEED:
+        raise UsageError(
+            "DeepSpeed runs cannot be continued: start anew with model = its model folder"
+        )
+    if kind != here:
+        raise UsageError(f"this checkpoint's optimiser is {kind}, this run's is {here}: launch it as it was before")
+    if kind == "whole":
         optimiser.load_state_dict(state)
-        return
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
+    else:
+        options = StateDictOptions(full_state_dict=True)
+        set_optimizer_state_dict(actor, optimiser.optimizer, state["state"], options=options)
 
-    options = StateDictOptions(full_state_dict=True)
-    set_optimizer_state_dict(actor, optimiser.optimizer, state["by_name"], options=options)
+
+def module_state(module: torch.nn.Module) -> dict[str, Tensor]:
+    """A small module's weights, whole; every process must ask."""
+    return {name: _full(value.detach()).cpu().clone() for name, value in module.named_parameters()}
+
+
+def load_module_state(module: torch.nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Restores what `module_state` gave."""
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(_like(state[name], parameter))

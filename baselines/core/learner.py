@@ -23,7 +23,9 @@ from agentgym.baselines.core.distributed import (
     clip_gradients,
     gathered,
     is_sharded,
+    load_module_state,
     load_optimiser_state,
+    module_state,
     optimiser_state,
     reshard,
     shares,
@@ -100,6 +102,8 @@ class Learner:
         self.bank: Bank
         if accelerator.is_fsdp2:
             self.bank = ShardedBank(self.parameters, copies, folder, self.actor)
+        elif copies and is_sharded(accelerator):
+            raise UsageError("DeepSpeed ZeRO-3 keeps no copies of the policy: use FSDP2 or DDP, or no KL term")
         else:
             self.bank = Bank(self.parameters, copies, folder)
         self.steps = 0
@@ -281,7 +285,7 @@ class Learner:
         head = self.plain.value_head
         return {
             "optimiser": optimiser_state(self.actor, self.optimiser, self._accelerator),
-            "value_head": None if head is None else head.state_dict(),
+            "value_head": None if head is None else module_state(head),
             "bank": self.bank.state(),
             "steps": self.steps,
             "scored_tokens": self.scored_tokens,
@@ -292,7 +296,7 @@ class Learner:
         """Restores what `state` gave."""
         load_optimiser_state(self.actor, self.optimiser, self._accelerator, state["optimiser"])
         if state["value_head"] is not None and self.plain.value_head is not None:
-            self.plain.value_head.load_state_dict(state["value_head"])
+            load_module_state(self.plain.value_head, state["value_head"])
         self.bank.load_state(state["bank"])
         self.steps = state["steps"]
         self.scored_tokens, self.trained_tokens = state["scored_tokens"], state["trained_tokens"]

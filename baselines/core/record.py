@@ -1,5 +1,7 @@
 """What a training run leaves: metrics.jsonl, trackers, and its state for those who watch.
 
+In the folder of a run:
+
     train.toml       the configuration
     metrics.jsonl    one line an iteration and an evaluation
     status.json      running, finished or stopped, with the reason

@@ -64,7 +64,7 @@ class Sample:
         return int(self.action_mask.sum())
 
     def check(self) -> None:
-        """Raises a UsageError (naming episode and turn) if a field is of wrong length, not finite, or trains wrongly."""
+        """Raises a UsageError, naming episode and turn, if a field is too short, not finite or trains wrongly."""
         where = f"sample of {self.episode_id} from turn {self.turn} ({self.role})"
         size = len(self.input_ids)
         named = {name: getattr(self, name) for name in PER_TOKEN} | self.fields

@@ -41,8 +41,9 @@ class ALFWorldEnv(AgentEnv):
         strict_appliances: heating and cooling need the appliance open (not the reference's rule).
         domain_randomization: numbers of receptacles and objects are shuffled at each reset, as the reference does in
             training.
-        expert: "scripted" (ours, closed loop), "planner" (shortest plan) or, with backend="textworld", "handcoded"
-            (the package's, which cannot win most pick-two games).
+        expert: "scripted" (ours, closed loop, likely places first), "explorer" (the same, but it searches the possible
+            places in random order), "planner" (shortest plan) or, with backend="textworld", "handcoded" (the package's,
+            which cannot win most pick-two games).
         success_reward: reward of solving the task.
         compat: "verl-agent" sets action_format="verl-agent" and success_reward=10, unless given.
         **options: options of every environment: tasks, split, max_turns, max_observation, action_format, render_mode.
@@ -86,7 +87,7 @@ class ALFWorldEnv(AgentEnv):
             raise choices("backend", backend, ["native", "textworld"])
         if grammar not in ("file", "move", "put"):
             raise choices("grammar", grammar, ["file", "move", "put"])
-        experts = ["scripted", "planner"] if backend == "native" else ["scripted", "handcoded"]
+        experts = ["scripted", "explorer", "planner" if backend == "native" else "handcoded"]
         if expert not in experts:
             raise choices(f"expert of backend {backend!r}", expert, experts)
         if compat not in (None, "verl-agent"):
@@ -145,7 +146,8 @@ class ALFWorldEnv(AgentEnv):
             self._engine = self._make_engine(task)
         assert self._engine is not None
         text = self._engine.reset()
-        self._expert = Expert()
+        explores = self.expert_name == "explorer"
+        self._expert = Expert(order="random", rng=self.np_random) if explores else Expert()
         self._expert.reset(text, self._engine.admissible())
         self._untold = []
         return Outcome(text, score=0.0, extra=self._extra(valid=True))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from agentgym.episode import read_episodes
+from tests.baselines.conftest import lines_of
 from tests.policies.tiny_model import make_model, make_tokenizer
 from tests.shared_data import need
 
@@ -250,3 +253,69 @@ def test_a_model_with_windows_or_learned_positions_samples_as_it_is_scored(kept:
             expected = torch.log_softmax(logits.float(), -1)[torch.arange(len(answer.ids)), torch.tensor(answer.ids)]
             np.testing.assert_allclose(answer.logprobs, expected.numpy(), atol=1e-4)
             ids[number] = [*whole, *rng.integers(8, 300, 1 + 2 * number).tolist()]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"temperature": 0.6},
+        {"packing": True, "token_budget": 400},
+        {"prompt": {"window": 2, "template": "chat"}},
+        {"slots": 3},
+        {"max_context": 80},
+        {"env": "test/Duet-v0"},  # two roles of one policy
+    ],
+    ids=str,
+)
+def test_the_ratio_is_one_before_the_first_update(changes: dict[str, Any], small: Any, tmp_path: Path) -> None:
+    from agentgym.baselines.core.trainer import train
+
+    train(small(iterations=2, save_episodes=True, **changes), tmp_path)
+    lines = [line for line in lines_of(tmp_path) if line["kind"] == "train"]
+    assert [line["ratio"] for line in lines] == pytest.approx([1, 1], abs=1e-5)
+    assert all(abs(line["approx_kl"]) < 1e-6 for line in lines)
+    assert lines[0]["trained_tokens"] > 0
+    episodes = read_episodes(tmp_path)
+    afresh = [turn.kept_ids == 0 for episode in episodes for turn in episode.turns[1:]]
+    assert any(afresh) is bool({"prompt", "max_context", "env"} & set(changes))
+    overflown = any(turn.usage.get("context_overflow") for episode in episodes for turn in episode.turns)
+    assert overflown is ("max_context" in changes)
+
+
+def test_the_same_seed_plays_the_same_episodes_in_any_number_of_slots(small: Any, tmp_path: Path) -> None:
+    from agentgym.baselines.core.trainer import train
+
+    told = []
+    for slots, backend in ((1, "serial"), (5, "serial"), (16, "serial"), (3, "threads")):
+        out = tmp_path / f"{slots}{backend}"
+        train(small(iterations=1, save_episodes=True, slots=slots, backend=backend, workers=slots), out)
+        played = read_episodes(out, arrays=True)
+        told.append([(e.episode_id, [t.arrays["completion_ids"].tolist() for t in e.turns]) for e in played])
+        line = lines_of(out)[0]
+        assert line["faults"] == 0
+    assert told[0] == told[1] == told[2] == told[3]
+    assert len({str(turns) for _, turns in told[0]}) > 8
+    train(small(iterations=1, save_episodes=True, seed=1), tmp_path / "other")
+    assert read_episodes(tmp_path / "other")[0].turns[0].completion != read_episodes(out)[0].turns[0].completion
+
+
+def test_training_reads_no_token_of_an_episode_twice(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from agentgym.baselines.core.trainer import train
+
+    fed_by_training: list[int] = []
+    with counted(monkeypatch) as fed:
+
+        def watch(line: dict[str, Any]) -> None:
+            if line["kind"] == "train":
+                fed_by_training.append(sum(fed))
+
+        train(small(iterations=1, save_episodes=True, slots=5), tmp_path, watch=watch)
+    wanted = 0
+    for episode in read_episodes(tmp_path, arrays=True):
+        assert all(turn.kept_ids for turn in episode.turns[1:])
+        wanted += sum(len(turn.arrays["prompt_ids"]) for turn in episode.turns)
+        wanted += len(episode.turns) - 1  # the last token of each answer is read with what follows it
+    assert fed_by_training == [wanted]

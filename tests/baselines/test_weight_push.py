@@ -49,6 +49,12 @@ def fresh(change: float = 0.0) -> Any:
     return model
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _imported(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The first save of a model imports a good deal."""
+    save_weights(fresh(), tmp_path_factory.mktemp("first"), 0)
+
+
 class Served:
     """The model inside of the stand-in, with the one method of vLLM's models that the worker calls."""
 

@@ -86,7 +86,7 @@ def test_invalid_commands_are_told_apart() -> None:
     assert info["valid"] is False
 
 
-@pytest.mark.parametrize("expert", ["scripted", "planner"])
+@pytest.mark.parametrize("expert", ["scripted", "explorer", "planner"])
 def test_experts_phases_and_checkpoints(expert: str) -> None:
     env = make(expert=expert)
     _, info = env.reset(seed=3)
