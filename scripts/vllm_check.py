@@ -214,7 +214,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="folder of a model; SmolLM2-135M-Instruct if left out")
     parser.add_argument("--dtype", choices=list(TOLERANCE), default="float32", help="of server and trainer")
     parser.add_argument("--tolerance", type=float, help=f"nats a token, in the mean; {TOLERANCE} by dtype")
-    parser.add_argument("--turns", type=int, default=3, help="of each of the four games")
+    parser.add_argument("--turns", type=int, default=2, help="of each of the four games")
     parser.add_argument("--steps", type=int, default=4, help="of training before each push")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds to wait for the server")
     parser.add_argument("--keep", type=Path, help="folder for the server's log and the weights, kept")

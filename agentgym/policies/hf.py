@@ -106,6 +106,8 @@ class HFPolicy(Policy):
                 limit = min(limit, self._context - len(prompt.ids))
             if limit < 1:
                 decisions[index] = self._recorder.overflow(prompt, self._version)
+                if self._kept is not None:
+                    self._kept.forget((request.context.episode_id, request.role))
             else:
                 # The first numbers of a generator do not depend on how many are drawn.
                 ready.append((index, prompt, Row(prompt.ids, np.random.default_rng(turn_seed(request)).random(limit))))

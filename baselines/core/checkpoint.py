@@ -27,13 +27,13 @@ STATE = "trainer.pt"
 MODEL = "model"
 
 
-def save(out: Path, iteration: int, models: dict[str, tuple[Any, Any]], state: dict[str, Any], keep: int) -> Path:
+def save(out: Path, iteration: int, models: dict[str, tuple[Any, Any, str]], state: dict[str, Any], keep: int) -> Path:
     """Writes a checkpoint and removes older ones.
 
     Args:
         out: folder of the run.
         iteration: iterations done.
-        models: name of a subfolder -> model and tokenizer.
+        models: name of a subfolder -> model, tokenizer and name of the adapter ("" for all).
         state: of the trainer.
         keep: how many checkpoints stay.
     """
@@ -43,8 +43,8 @@ def save(out: Path, iteration: int, models: dict[str, tuple[Any, Any]], state: d
     final = _unused(folder / f"{iteration:06d}")
     part = folder / f".{final.name}.part"
     part.mkdir(parents=True)
-    for name, (model, tokenizer) in models.items():
-        save_model(model, tokenizer, part / name)
+    for name, (model, tokenizer, adapter) in models.items():
+        save_model(model, tokenizer, part / name, adapter)
     torch.save({**state, "method_state": _encoded(state["method_state"])}, part / STATE)
     _sync(*part.rglob("*"), part)  # on the disk before it has its name
     part.rename(final)

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import torch
 from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import (
@@ -42,6 +43,9 @@ def make_accelerator(precision: str, *, clip: float) -> Accelerator:
         UsageError: for FSDP 1, which moves parameters where the sampler cannot follow.
     """
     on_cpu = not torch.cuda.is_available()
+    earlier = AcceleratorState._shared_state  # accelerate keeps one state a process
+    if earlier and earlier["_mixed_precision"] != MIXED[precision]:
+        AcceleratorState._reset_state()
     # accelerate shards on accelerators only; on the CPU the same path is there to be checked. AcceleratorState copies
     # the kind from PartialState whenever it is made.
     deepspeed = on_cpu and _wants("DEEPSPEED")
@@ -310,9 +314,7 @@ def load_optimiser_state(actor: Any, optimiser: Any, accelerator: Accelerator, s
     """
     kind, here = state.get("kind", "whole"), "fsdp2" if accelerator.is_fsdp2 else "whole"
     if kind == "deepspeed" or accelerator.distributed_type == DistributedType.DEEPSPEED:
-        raise UsageError(
-            "DeepSpeed runs cannot be continued: start anew with model = its model folder"
-        )
+        raise UsageError("DeepSpeed runs cannot be continued: start anew with model = its model folder")
     if kind != here:
         raise UsageError(f"this checkpoint's optimiser is {kind}, this run's is {here}: launch it as it was before")
     if kind == "whole":

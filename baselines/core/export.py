@@ -1,7 +1,7 @@
 """Training samples as a Parquet table, for trainers elsewhere (verl, SkyRL and others).
 
-One row a sample. Columns follow verl's names for what they hold: a row's tokens are `prompts` (up to the first generated
-token) followed by `responses`; `response_mask` marks the generated tokens of the latter.
+One row a sample. Columns follow verl's names for what they hold: a row's tokens are `prompts` (up to the first
+generated token) followed by `responses`; `response_mask` marks the generated tokens of the latter.
 """
 
 from __future__ import annotations

@@ -37,6 +37,10 @@ from agentgym.baselines.core.method import Copy
 from agentgym.baselines.core.models import trainable
 from agentgym.baselines.core.sample import Sample
 from agentgym.errors import AgentGymError, UsageError
+from agentgym.policies._kept import keeps_cache
+
+
+SKIPS = 20  # steps in a row that half precision may lose to a loss scale that is too large
 
 
 class Diverged(AgentGymError):
@@ -74,6 +78,8 @@ class Learner:
         self.tokenizer = tokenizer
         self.adapter = adapter
         self._accelerator = accelerator
+        if config.packing and not keeps_cache(lm):
+            raise UsageError("packing needs a model whose layers all see everything before: set packing = false")
         self.activate()
         actor = Actor(lm, value_head=value_head, temperature=config.temperature)
         if config.gradient_checkpointing:
@@ -97,7 +103,9 @@ class Learner:
         self._rates = [group["lr"] for group in self.optimiser.param_groups]
         plain = accelerator.unwrap_model(self.actor)
         self.parameters = {
-            name: value for name, value in trainable(plain).items() if not adapter or f".{adapter}." in name
+            name: value
+            for name, value in trainable(plain).items()
+            if not adapter or f".{adapter}." in name or name.startswith("value_head")
         }
         self.bank: Bank
         if accelerator.is_fsdp2:
@@ -107,6 +115,7 @@ class Learner:
         else:
             self.bank = Bank(self.parameters, copies, folder)
         self.steps = 0
+        self._skipped = 0
         self.scored_tokens = 0
         self.trained_tokens = 0
         self.padding = [0.0, 0.0]  # padding and all tokens of this iteration's forwards
@@ -257,6 +266,11 @@ class Learner:
             totals.add(batch)
         norm = clip_gradients(accelerator, self.parameters.values(), self.config.optimiser.clip)
         limit = self.config.guard.max_grad_norm
+        if not math.isfinite(norm) and not trouble and accelerator.mixed_precision == "fp16" and self._skipped < SKIPS:
+            self._skipped += 1
+            self.optimiser.step()  # makes no step: the scale of the loss was too large, and is lowered
+            return
+        self._skipped = 0
         if not math.isfinite(norm) or (limit and norm > limit):
             self.optimiser.zero_grad(set_to_none=True)
             raise Diverged(

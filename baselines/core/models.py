@@ -77,7 +77,13 @@ def trainable(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
-def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Writes a model (or its adapters alone) and its tokenizer as a folder that loads by its path."""
-    model.save_pretrained(folder)
+def save_model(model: Any, tokenizer: Any, folder: Path, adapter: str = "") -> None:
+    """Writes a model, or its adapters alone (`adapter`: of several, this one), as a folder that loads by its path."""
+    if adapter:
+        model.save_pretrained(folder, selected_adapters=[adapter])
+        for file in (folder / adapter).iterdir():  # peft puts a named adapter into a folder of its own
+            file.replace(folder / file.name)
+        (folder / adapter).rmdir()
+    else:
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

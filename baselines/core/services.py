@@ -92,8 +92,16 @@ class TrainerServices:
             return []
         tokens = ChatTokens(self._first.tokenizer)
         rows = [Row(tokens.whole([dict(m) for m in prompt]), self.rng.random(max_new_tokens)) for prompt in prompts]
+        self._first.activate()
         temperature = self._first.config.temperature
-        answers = generate(self._first.lm, rows, temperature=temperature, end_ids=tokens.end_ids)
+        size = self._first.config.slots
+        answers = [
+            answer
+            for start in range(0, len(rows), size)
+            for answer in generate(
+                self._first.lm, rows[start : start + size], temperature=temperature, end_ids=tokens.end_ids
+            )
+        ]
         return [tokens.text(answer.ids) for answer in answers]
 
     @property

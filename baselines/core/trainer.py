@@ -7,6 +7,7 @@ as one that was never interrupted.
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from agentgym.baselines.core.distributed import is_sharded, make_accelerator
 from agentgym.baselines.core.learner import Diverged, Learner
 from agentgym.baselines.core.method import Group, Method, groups_of, make_method
 from agentgym.baselines.core.models import add_lora, load, model_folder
-from agentgym.baselines.core.record import CONFIG, Recorder, read_status, write_status
+from agentgym.baselines.core.record import CONFIG, EpisodeLog, Recorder, read_status, write_status
 from agentgym.baselines.core.sample import Trajectory, make_trajectories
 from agentgym.baselines.core.scoring import episode_numbers, evaluation_line, evaluation_specs
 from agentgym.baselines.core.services import TrainerServices
@@ -38,6 +39,7 @@ from agentgym.registry import env_class
 from agentgym.rollout import EpisodeSpec
 
 Watcher = Callable[[dict[str, Any]], None]
+STOPPED = "stopped"  # folder in the run's, for weights that a guard did not let pass
 
 
 class Trainer:
@@ -77,11 +79,13 @@ class Trainer:
         self.counts = {"env_steps": 0, "tokens": 0, "teacher_tokens": 0, "episodes_played": 0}
         self.seconds = 0.0
         self._teacher: Any = None
-        self._evaluated = -1
+        self._evaluated = self._finished = -1
         self._best = 0.0
         if done is not None:
             self._restore(done)
+        self._begin()
         self.recorder = Recorder(out, config, self.iteration if done else None) if self.main else None
+        self._log = EpisodeLog(out, config, resume=done is not None) if self.main and config.save_episodes else None
         self._policies = self._make_policies(greedy=False)
         self._new_version()
         self._ahead = Ahead(config, self.learners, self._plan_ahead) if self._plays_ahead else None
@@ -107,6 +111,8 @@ class Trainer:
             raise UsageError('policies names roles; roles that are left out use "policy"')
         if config.share_base and not config.lora.rank:
             raise UsageError("share_base puts one adapter a policy on one model: set lora.rank")
+        if config.share_base and config.staleness:
+            raise UsageError("adapters on one model cannot be played ahead of: leave share_base or staleness out")
         if is_sharded(self.accelerator) and (config.share_base or config.staleness):
             raise UsageError("share_base and staleness need whole weights in each process: use DDP (ddp.yaml)")
         if self.main and done is None and config.model == "tiny":
@@ -177,7 +183,7 @@ class Trainer:
             learner.load_state(state["learners"][name])
         self.method.load_state(state["method_state"])
         self.iteration, self.counts, self.seconds = state["iteration"], dict(state["counts"]), state["seconds"]
-        self._evaluated = state["evaluated"]
+        self._evaluated, self._finished, self._best = state["evaluated"], state["finished"], state["best"]
 
     # Running.
 
@@ -188,22 +194,24 @@ class Trainer:
             The run's status: {"state": "finished" | "stopped", "reason": ..., "iteration": ...}.
 
         Raises:
-            Diverged: if a guard stopped it; the state before is saved.
+            Diverged: if a guard stopped it. The state is saved: in the run's folder where no step of the iteration
+                was made, in its folder "stopped" otherwise; --resume continues from before that iteration.
         """
         try:
             reason = self._run()
         except Diverged as error:
-            self._save()
+            where = self._save_stopped()
             self._status("stopped", str(error))
-            raise Diverged(
-                f"{error}. Stopped at iteration {self.iteration}; the state before is in {self.out}"
-            ) from error
+            raise Diverged(f"{error}. Stopped at iteration {self.iteration}; the state is in {where}") from error
         except KeyboardInterrupt:
             self._status("stopped", "interrupted")
             raise
         except InfrastructureError as error:
-            self._save()
+            self._save_stopped()
             self._status("stopped", str(error))
+            raise
+        except Exception as error:
+            self._status("stopped", f"{type(error).__name__}: {error}")
             raise
         finally:
             self._close()
@@ -212,7 +220,8 @@ class Trainer:
     def _run(self) -> str:
         config = self.config
         reason = "all iterations done"
-        if config.evaluation.every and self._evaluated < self.iteration:
+        every = config.evaluation.every
+        if every and self.iteration % every == 0 and self._evaluated < self.iteration:
             self._evaluate(config.evaluation.episodes, final=False)
         while self.iteration < config.iterations:
             spent = self._spent()
@@ -220,14 +229,15 @@ class Trainer:
                 reason = spent
                 break
             self._iterate()
-            every = config.evaluation.every
             last = self.iteration == config.iterations
             if every and self.iteration % every == 0 and not last and not self._spent():
                 self._evaluate(config.evaluation.episodes, final=False)
             if config.checkpoint_every and self.iteration % config.checkpoint_every == 0 and not last:
                 self._save()
-        self._evaluate(config.evaluation.final, final=True)
-        self._save()
+        if self._finished < self.iteration:  # a finished run that is continued has its scores
+            self._evaluate(config.evaluation.final, final=True)
+            self._finished = self.iteration
+            self._save()
         return reason
 
     def _spent(self) -> str:
@@ -254,16 +264,23 @@ class Trainer:
     def _rng(self, *purpose: int) -> np.random.Generator:
         return np.random.default_rng([self.config.seed, self.iteration, *purpose])
 
+    def _begin(self) -> None:
+        """Remembers what an iteration changes before its update, so that a broken one can be saved as not begun."""
+        steps = sum(learner.steps for learner in self.learners.values())
+        self._before = (steps, copy.deepcopy(self.method.state()), dict(self.counts))
+
     def _iterate(self) -> None:
         began = time.monotonic()
         services = TrainerServices(self.learners, self._load_teacher if self.config.teacher else None, self._rng(1))
-        episodes, groups, planned = self._collect(services)
+        episodes, groups, planned, silent = self._collect(services)
+        if self._log is not None:
+            self._log.write(episodes)
         trajectories = [trajectory for group in groups for trajectory in group]
         rollout_seconds = time.monotonic() - began
         line: dict[str, Any] = {"kind": "train", "iteration": self.iteration + 1, **episode_numbers(episodes)}
         if self._ahead is not None:
             line |= staleness_of(episodes, self.iteration)
-        line |= {"groups": planned, "silent_groups": planned - len(groups) + _silent(groups)}
+        line |= {"groups": planned, "silent_groups": silent}
         if self.method.trains and trajectories:
             self.method.advantages(trajectories, services)
             line |= self._update(trajectories)
@@ -283,17 +300,29 @@ class Trainer:
             "seconds": self.seconds,
         }
         self._write(line)
-        limit = self.config.guard.max_kl
-        if limit and line.get("approx_kl", 0.0) > limit:
-            raise Diverged(f"the update moved the policy by {line['approx_kl']:.3g}, above guard.max_kl = {limit:g}")
-        if line.get("entropy", 1e9) < self.config.guard.min_entropy:
-            raise Diverged(f"the entropy {line['entropy']:.3g} fell below guard.min_entropy")
+        self._guard(line)
+        self._begin()
 
-    def _collect(self, services: TrainerServices) -> tuple[list[Episode], list[Group], int]:
-        """Plays until there are enough groups to train on: all episodes, those groups, and how many were played."""
+    def _guard(self, line: dict[str, Any]) -> None:
+        """Raises if the iteration's update, of any of the policies, went too far."""
+        guard = self.config.guard
+        for key, value in line.items():
+            owner, _, name = key.rpartition("/")
+            whose = f" of {owner}" if owner else ""
+            if name == "approx_kl" and guard.max_kl and not value <= guard.max_kl:
+                raise Diverged(f"the update moved the policy{whose} by {value:.3g}, more than guard.max_kl allows")
+            if name == "entropy" and not owner.endswith("loss") and value < guard.min_entropy:
+                raise Diverged(f"the entropy{whose} {value:.3g} fell below guard.min_entropy")
+
+    def _collect(self, services: TrainerServices) -> tuple[list[Episode], list[Group], int, int]:
+        """Plays until there are enough groups to train on.
+
+        Returns:
+            All episodes, those groups, how many groups were played, and how many of them are silent.
+        """
         episodes: list[Episode] = []
         groups: list[Group] = []
-        planned = 0
+        planned = silent = 0
         wanted = self.config.tasks_per_iteration
         for round in range(1 + self.method.refills):
             tasks = self.tasks.draw(self._rng(2, round), wanted)
@@ -309,6 +338,7 @@ class Trainer:
             self.method.rewards(trajectories, services)
             found = groups_of(trajectories)
             planned += len(found)
+            silent += _silent(found)
             groups += self.method.keep(found)
             if len(groups) >= wanted:
                 break
@@ -317,7 +347,7 @@ class Trainer:
         self.counts["tokens"] += sum(
             len(turn.arrays.get("completion_ids", ())) for episode in episodes for turn in episode.turns
         )
-        return episodes, groups[:wanted] if self.method.refills else groups, planned
+        return episodes, groups[:wanted] if self.method.refills else groups, planned, silent
 
     def _seeded(self, spec: EpisodeSpec) -> EpisodeSpec:
         """The same plan under another seed of the run draws otherwise."""
@@ -365,6 +395,7 @@ class Trainer:
         terms = self.method.losses()
         metrics: dict[str, float] = {}
         samples = self.method.samples(trajectories)
+        torch.manual_seed(int(self._rng(4).integers(1 << 62)))  # of dropout, the same when it is continued from here
         for name, learner in self.learners.items():
             own = [sample for sample in samples if sample.policy_id == name]
             if own:
@@ -444,22 +475,35 @@ class Trainer:
                 self._best = max(self._best, line.get("success", 0.0))
         self._evaluated = self.iteration
 
-    def _save(self) -> None:
+    def _save_stopped(self) -> Path:
+        """Saves where an iteration broke off: as not begun, or aside if the weights have changed since."""
+        steps, method_state, counts = self._before
+        if steps == sum(learner.steps for learner in self.learners.values()):
+            self.counts = counts
+            self._save(method_state=method_state)
+            return self.out
+        self._save(self.out / STOPPED)
+        return self.out / STOPPED
+
+    def _save(self, out: Path | None = None, method_state: Any = None) -> None:
         # Every process is asked for its part of the weights, the first one writes.
         models = {
-            f"model-{name}": (learner.whole_model(), learner.tokenizer) for name, learner in self.learners.items()
+            f"model-{name}": (learner.whole_model(), learner.tokenizer, learner.adapter)
+            for name, learner in self.learners.items()
         }
         state = {
             "iteration": self.iteration,
             "method": self.config.method,
-            "method_state": self.method.state(),
+            "method_state": self.method.state() if method_state is None else method_state,
             "learners": {name: learner.state() for name, learner in self.learners.items()},
             "counts": self.counts,
             "seconds": self.seconds,
             "evaluated": self._evaluated,
+            "finished": self._finished,
+            "best": self._best,
         }
         if self.main:
-            checkpoints.save(self.out, self.iteration, models, state, self.config.keep_checkpoints)
+            checkpoints.save(out or self.out, self.iteration, models, state, self.config.keep_checkpoints)
         self.accelerator.wait_for_everyone()
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -479,6 +523,8 @@ class Trainer:
         self.collector.close()
         if self.recorder is not None:
             self.recorder.close()
+        if self._log is not None:
+            self._log.close()
 
 
 def _refuse_all_lost(episodes: Sequence[Episode]) -> None:
