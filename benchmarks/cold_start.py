@@ -9,13 +9,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import argparse
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentgym.baselines.core.config import TrainConfig, read_train_config
 from agentgym.baselines.core.run import quiet
-from agentgym.baselines.core.trainer import train
+from agentgym.baselines.core.sample import Trajectory
+from agentgym.baselines.core.trainer import Trainer, train
 
 CONFIGS = Path(__file__).resolve().parents[1] / "baselines" / "configs"
 IMITATION = 20  # iterations of the short cold start; the study's takes about 40
@@ -64,3 +65,16 @@ def reinforce(model: str, **changes: Any) -> TrainConfig:
     return read_train_config(
         CONFIGS / "alfworld-s.toml", **{"model": model, "evaluation": evaluation, "checkpoint_every": 0, **changes}
     )
+
+
+def keep_played(trainer: Trainer) -> list[list[Trajectory]]:
+    """A list that grows by the trajectories of each iteration of a run."""
+    played: list[list[Trajectory]] = []
+    estimate = trainer.method.turn_advantages
+
+    def keep(trajectories: Sequence[Trajectory]) -> list[Any]:
+        played.append(list(trajectories))
+        return estimate(trajectories)
+
+    setattr(trainer.method, "turn_advantages", keep)  # noqa: B010 - a method cannot be assigned
+    return played

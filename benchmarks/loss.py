@@ -13,9 +13,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from benchmarks.cold_start import parser, reinforce, workplace  # sets the number of threads: before torch
+from benchmarks.cold_start import keep_played, parser, reinforce, workplace  # sets the number of threads: before torch
 
 # isort: split
 import torch
@@ -26,7 +27,6 @@ from agentgym.baselines.core.batch import cut, make_batch, normalisers
 from agentgym.baselines.core.config import TrainConfig
 from agentgym.baselines.core.method import make_method
 from agentgym.baselines.core.sample import Sample
-from agentgym.baselines.core.services import TrainerServices
 from agentgym.baselines.core.trainer import Trainer
 from benchmarks.trl_peer import make_trl
 
@@ -34,19 +34,16 @@ EPISODES, REPEATS = 64, 7
 
 
 def play_batch(config: TrainConfig, out: Path, size: int) -> list[Sample]:
-    """Samples of an iteration, with advantages, at most `size`."""
+    """Samples of an iteration's first episodes, with advantages."""
     trainer = Trainer(config, out)
-    services = TrainerServices(trainer.learners, None, np.random.default_rng(0))
-    _, groups, _ = trainer._collect(services)
-    chosen = [each for group in groups for each in group][:size]
-    trainer.method.advantages(chosen, services)
-    trainer._close()
-    return trainer.method.samples(chosen)
+    played = keep_played(trainer)
+    trainer.run()
+    return trainer.method.samples(played[0][:size])
 
 
 def time_losses(config: TrainConfig, folder: Path) -> None:
     """Forward and backward of 64 episodes' loss; building our tensors is counted, building TRL's is not."""
-    samples = play_batch(config, folder / "batch", EPISODES)
+    samples = play_batch(msgspec.structs.replace(config, iterations=1), folder / "batch", EPISODES)
     term = make_method("grpo").losses()
     model = AutoModelForCausalLM.from_pretrained(config.model).train()
     actor = Actor(model)

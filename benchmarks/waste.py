@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cold_start import parser, reinforce, workplace  # sets the number of threads: before torch
+from benchmarks.cold_start import keep_played, parser, reinforce, workplace  # sets the number of threads: before torch
 
 # isort: split
 from agentgym.baselines.core.batch import cut, make_batch
@@ -41,14 +41,9 @@ def run(method: str, model: str, out: Path, seed: int, played: list[list[Traject
 
     config = reinforce(model, method=method, seed=seed, iterations=1 + ITERATIONS, method_options=OPTIONS)
     trainer = Trainer(config, out, watch=watch)
-    estimate = trainer.method.turn_advantages
-
-    def keep(trajectories: Sequence[Trajectory]) -> list[Any]:
-        played.append(list(trajectories))
-        return estimate(trajectories)
-
-    setattr(trainer.method, "turn_advantages", keep)  # noqa: B010 - a method cannot be assigned
+    kept = keep_played(trainer)
     trainer.run()
+    played += kept
     return [(after[0] - before[0], after[1] - before[1]) for before, after in itertools.pairwise(marks)]
 
 

@@ -6,7 +6,9 @@ in one leaves the others alone.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -72,12 +74,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpu_check(
-    model: Annotated[str, typer.Option(help="tiny, smollm2-135m, a folder, or a hub id.")] = "smollm2-135m",
+    model: Annotated[str, typer.Option(help="tiny, smollm2-135m, a folder, or a hub id.")] = "tiny",
     minutes: Annotated[float, typer.Option(min=0.1, help="What has not run by then counts as failed.")] = 10.0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the result goes as JSON.")] = Path("gpu-check.json"),
 ) -> None:
-    """Tries generation, updates, packing, sharding and resuming on the devices that are there; exit code 1 if one fails."""
+    """Tries generation, updates, packing, sharding and resuming on what is there; exit code 1 if one fails."""
     from agentgym.errors import require_extra
 
     for package in ("torch", "transformers", "accelerate", "peft"):
@@ -274,9 +276,6 @@ _LAUNCH = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "RANK", "LOCAL_RANK", "WORLD
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Ends a process with its children."""
-    import contextlib
-    import signal
-
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

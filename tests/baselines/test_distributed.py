@@ -17,7 +17,8 @@ from tests.shared_data import need
 
 need("torch")
 
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from agentgym.baselines.core.batch import cut
@@ -48,7 +49,13 @@ SETTINGS: dict[str, Any] = {
 PPO: dict[str, Any] = {
     **SETTINGS,
     "method": "ppo",
-    "method_options": {"group_size": 2, "step_cost": 0.1, "kl_coefficient": 0.1, "entropy_coefficient": 0.01, "epochs": 2},
+    "method_options": {
+        "group_size": 2,
+        "step_cost": 0.1,
+        "kl_coefficient": 0.1,
+        "entropy_coefficient": 0.01,
+        "epochs": 2,
+    },
     "packing": True,
 }
 FSDP = {
@@ -76,7 +83,9 @@ class Overflow(SFT):
         return [LossTerm("ce", loss, over("ce_weight", "token-mean"), 1.0)]
 
 
-def run(out: Path, settings: dict[str, Any], processes: int, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
+def run(
+    out: Path, settings: dict[str, Any], processes: int, *options: str, **env: str
+) -> subprocess.CompletedProcess[str]:
     """A training in its own process or processes, as `accelerate launch` starts it."""
     config = out.with_suffix(".toml")
     write_train_config(config, make_train_config(settings))
@@ -135,7 +144,7 @@ def sample(size: int, unit: str = "", number: int = 0) -> Sample:
     return Sample(numbers, no, no, numbers, zeros, *(zeros + 1 for _ in range(4)), unit=unit, episode_id=str(number))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(2, 300), st.sampled_from(["", "", "a", "b"])), min_size=1, max_size=30),
     st.integers(2, 5),
@@ -203,7 +212,7 @@ def test_trouble_in_one_process_stops_all_with_a_reason_and_a_checkpoint(tmp_pat
     settings = {**SETTINGS, "method": "tests.baselines.test_distributed:Overflow"}
     done = run(tmp_path / "run", settings, 2)
     assert done.returncode != 0
-    assert "Traceback" not in done.stderr.split("ChildFailedError")[0].replace("Traceback (most recent call last):\n  File \"<frozen", "")
+    assert done.stderr.count("stopped: ") == 2
     status = read_status(tmp_path / "run")
     assert status["state"] == "stopped"
     assert "loss" in status["reason"] or "norm" in status["reason"]
