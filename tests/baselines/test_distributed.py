@@ -12,23 +12,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 
 from tests.shared_data import need
 
 need("torch")
 
-from hypothesis import given
-from hypothesis import settings as examples
-from hypothesis import strategies as st
-
-from agentgym.baselines.core.batch import cut
-from agentgym.baselines.core.config import make_train_config, write_train_config
-from agentgym.baselines.core.distributed import shares, units_of
-from agentgym.baselines.core.losses import LossTerm, over
-from agentgym.baselines.core.method import Services
-from agentgym.baselines.core.record import read_metrics, read_status
-from agentgym.baselines.core.sample import Sample, Trajectory
-from agentgym.baselines.methods.sft import SFT
+from agentgym.baselines.core.batch import cut  # noqa: E402
+from agentgym.baselines.core.config import make_train_config, write_train_config  # noqa: E402
+from agentgym.baselines.core.distributed import shares, units_of  # noqa: E402
+from agentgym.baselines.core.losses import LossTerm, over  # noqa: E402
+from agentgym.baselines.core.method import Services  # noqa: E402
+from agentgym.baselines.core.record import read_metrics, read_status  # noqa: E402
+from agentgym.baselines.core.sample import Sample, Trajectory  # noqa: E402
+from agentgym.baselines.methods.sft import SFT  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = {"hidden": 32, "layers": 2, "feed_forward": 64, "episodes": 20}
@@ -45,7 +44,7 @@ SETTINGS: dict[str, Any] = {
     "checkpoint_every": 0,
     "evaluation": {"every": 0, "final": 4, "greedy": False},
 }
-# Everything that several processes could get wrong: a value head, a reference, an entropy bonus, several epochs, packing.
+# What several processes could get wrong: a value head, a reference, an entropy bonus, several epochs, packing.
 PPO: dict[str, Any] = {
     **SETTINGS,
     "method": "ppo",
@@ -58,12 +57,7 @@ PPO: dict[str, Any] = {
     },
     "packing": True,
 }
-FSDP = {
-    "ACCELERATE_USE_FSDP": "true",
-    "FSDP_VERSION": "2",
-    "FSDP_RESHARD_AFTER_FORWARD": "true",
-    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-}
+DDP, FSDP = "cpu2", "fsdp2"  # of baselines/configs/accelerate
 
 
 class Overflow(SFT):
@@ -83,18 +77,18 @@ class Overflow(SFT):
         return [LossTerm("ce", loss, over("ce_weight", "token-mean"), 1.0)]
 
 
-def run(
-    out: Path, settings: dict[str, Any], processes: int, *options: str, **env: str
-) -> subprocess.CompletedProcess[str]:
-    """A training in its own process or processes, as `accelerate launch` starts it."""
+def run(out: Path, settings: dict[str, Any], launch: str = "", *options: str) -> subprocess.CompletedProcess[str]:
+    """A training in one process, or in two with a configuration of `accelerate launch`."""
     config = out.with_suffix(".toml")
     write_train_config(config, make_train_config(settings))
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
-    command = [sys.executable, *launch, "-m", "agentgym.baselines.core.run", str(config), "--out", str(out), *options]
+    shipped = ROOT / "baselines" / "configs" / "accelerate" / f"{launch}.yaml"
+    accelerate = ["accelerate.commands.launch", "--config_file", str(shipped), "--num_processes=2"]
+    launcher = ["-m", *accelerate, "--main_process_port=0"] if launch else []  # a port that is free
+    command = [sys.executable, *launcher, "-m", "agentgym.baselines.core.run", str(config), "--out", str(out), *options]
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "FSDP_"))}
     return subprocess.run(
         command,
-        env={**clean, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **env},
+        env={**clean, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
         cwd=out.parent,
         capture_output=True,
         text=True,
@@ -103,9 +97,10 @@ def run(
     )
 
 
-def finished(out: Path, settings: dict[str, Any], processes: int, *options: str, **env: str) -> Path:
-    done = run(out, settings, processes, *options, **env)
+def finished(out: Path, settings: dict[str, Any], launch: str = "", *options: str) -> Path:
+    done = run(out, settings, launch, *options)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("finished: ") == (2 if launch else 1)
     return out
 
 
@@ -183,25 +178,25 @@ def test_samples_of_a_trajectory_stay_in_one_mini_batch() -> None:
 @pytest.mark.slow
 def test_two_processes_imitate_as_one_does(tmp_path: Path) -> None:
     settings = {**SETTINGS, "lora": {"rank": 4}}
-    one = finished(tmp_path / "one", settings, 1)
-    two = finished(tmp_path / "two", settings, 2)
+    one = finished(tmp_path / "one", settings)
+    two = finished(tmp_path / "two", settings, DDP)
     assert_same_course(one, two)
     assert lines(one, "train")[0]["loss/ce"] > 1
 
 
 @pytest.mark.slow
 def test_two_processes_reinforce_as_one_does_with_whole_and_with_spread_weights(tmp_path: Path) -> None:
-    one = finished(tmp_path / "one", PPO, 1)
+    one = finished(tmp_path / "one", PPO)
     assert abs(lines(one, "train")[1]["loss/kl"]) > 1e-4
-    assert_same_course(one, finished(tmp_path / "ddp", PPO, 2))
-    assert_same_course(one, finished(tmp_path / "fsdp", PPO, 2, **FSDP))
+    assert_same_course(one, finished(tmp_path / "ddp", PPO, DDP))
+    assert_same_course(one, finished(tmp_path / "fsdp", PPO, FSDP))
 
 
 @pytest.mark.slow
 def test_a_spread_run_continues_as_if_it_had_not_stopped(tmp_path: Path) -> None:
-    whole = finished(tmp_path / "whole", PPO, 2, **FSDP)
-    half = finished(tmp_path / "half", {**PPO, "iterations": 1}, 2, **FSDP)
-    finished(half, PPO, 2, "--resume", **FSDP)
+    whole = finished(tmp_path / "whole", PPO, FSDP)
+    half = finished(tmp_path / "half", {**PPO, "iterations": 1}, FSDP)
+    finished(half, PPO, FSDP, "--resume")
     mine, theirs = weights(whole), weights(half)
     assert all((value == theirs[name]).all() for name, value in mine.items())
     assert lines(half, "train")[1]["loss/value"] == lines(whole, "train")[1]["loss/value"]
@@ -210,7 +205,7 @@ def test_a_spread_run_continues_as_if_it_had_not_stopped(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_trouble_in_one_process_stops_all_with_a_reason_and_a_checkpoint(tmp_path: Path) -> None:
     settings = {**SETTINGS, "method": "tests.baselines.test_distributed:Overflow"}
-    done = run(tmp_path / "run", settings, 2)
+    done = run(tmp_path / "run", settings, DDP)
     assert done.returncode != 0
     assert done.stderr.count("stopped: ") == 2
     status = read_status(tmp_path / "run")
