@@ -24,6 +24,7 @@ TOKEN_BUDGET = 16_384  # one forward of a process
 LOGITS = 4 * 2**25 * 3  # bytes; as many logits as are computed at once, with softmax and gradient
 LORA_RANK = 32
 
+SLOTS = 128  # most episodes at once in a process
 EPISODES = 1024  # of an iteration: 128 tasks in groups of 8
 TURNS, READ, WRITTEN = 30, 100, 50  # tokens read and written a turn
 LENGTH = TURNS * (READ + WRITTEN)
@@ -45,16 +46,19 @@ class Shape:
 
     @property
     def layer_parameters(self) -> int:
+        """Parameters of a layer, with the biases of queries, keys and values."""
         queries, keys = self.heads * self.head, self.kv_heads * self.head
         attention = 2 * self.hidden * queries + 2 * self.hidden * keys + queries + 2 * keys
         return attention + 3 * self.hidden * self.feed_forward + 2 * self.hidden
 
     @property
     def embeddings(self) -> int:
+        """Parameters of embedding and head."""
         return self.vocabulary * self.hidden * (1 if self.tied else 2)
 
     @property
     def parameters(self) -> int:
+        """All parameters."""
         return self.embeddings + self.layers * self.layer_parameters + self.hidden
 
     @property
@@ -91,19 +95,28 @@ COUNTS = (1, 8, 64)
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one GPU: weights, gradients and optimiser; activations; what sampling in the same process needs besides."""
+    """Bytes on one GPU.
+
+    Attributes:
+        state: weights, gradients and optimiser, always there.
+        passes: forward and backward.
+        step: the optimiser's step, for a moment.
+        sampling: in the same process.
+    """
 
     state: float
-    activations: float
+    passes: float
+    step: float
     sampling: float
 
     @property
     def total(self) -> float:
-        """The activations are gone while sampling, and the sampler's weights and cache while training."""
-        return self.state + max(self.activations, self.sampling)
+        """Passes, step and sampling take turns."""
+        return self.state + max(self.passes, self.step, self.sampling)
 
     @property
-    def episodes(self) -> bool:
+    def fits(self) -> bool:
+        """Whether a GPU has that much."""
         return self.total <= HEADROOM * GPU_MEMORY
 
 
@@ -113,20 +126,23 @@ def memory(shape: Shape, gpus: int, way: str) -> Memory:
     Args:
         shape: of the model.
         gpus: how many train.
-        way: "LoRA, DDP", "full, DDP" or "full, FSDP2"; with " + server" nothing is sampled in the process.
+        way: one of WAYS; with a server nothing is sampled in the process.
     """
-    size = shape.parameters
-    concurrent = min(128, -(-EPISODES // gpus))
-    cache = 0 if way.endswith("server") else concurrent * LENGTH * shape.cache
-    if way.startswith("LoRA"):
-        return Memory(2 * size + 16 * shape.adapters, shape.activations, cache)
-    if way.startswith("full, DDP"):
-        # fp32 weights, gradients, two moments; autocast keeps a bf16 copy of the weights during a forward.
-        return Memory(16 * size, 2 * size + shape.activations, 2 * size + cache)
-    # Embedding and head stay whole between forward and backward, of the layers two are whole at a time; gradients fp32.
-    whole = 6 * shape.embeddings + 2 * 6 * shape.layer_parameters
-    sampled = 0 if way.endswith("server") else 2 * size + cache
-    return Memory(16 * size / gpus, whole + shape.activations, sampled)
+    size, spread = shape.parameters, gpus if "FSDP2" in way else 1
+    cache = 0 if "server" in way else min(SLOTS, -(-EPISODES // gpus)) * LENGTH * shape.cache
+    trained = shape.adapters if "LoRA" in way else size
+    frozen = 2 * size if "LoRA" in way else 0
+    passes = shape.activations
+    sampling = cache
+    if "FSDP2" in way:
+        # Whole for a while: embedding and head, and two layers, in bf16, with gradients in fp32 where they are trained.
+        whole = shape.embeddings + 2 * shape.layer_parameters
+        passes += whole * (2 if "LoRA" in way else 6)
+        sampling += 0 if "server" in way else 2 * size
+    elif "LoRA" not in way:
+        passes += 2 * size  # autocast's bf16 copy of the fp32 weights, also while sampling
+        sampling += 0 if "server" in way else 2 * size
+    return Memory((frozen + 16 * trained) / spread, passes, 4 * trained / spread, sampling)
 
 
 def update_seconds(shape: Shape, gpus: int, *, sharded: bool) -> tuple[float, float]:
@@ -143,10 +159,8 @@ def update_seconds(shape: Shape, gpus: int, *, sharded: bool) -> tuple[float, fl
 def sampling_seconds(shape: Shape, gpus: int) -> tuple[float, float, int]:
     """Seconds of an iteration's rollouts without the environments, new tokens a second of a GPU, episodes at once."""
     split = 1
-    while (
-        2 * shape.parameters / split > 0.6 * GPU_MEMORY and split < gpus
-    ):  # tensor parallel, to leave room for the cache
-        split *= 2
+    while 2 * shape.parameters / split > 0.6 * GPU_MEMORY and split < gpus:
+        split *= 2  # tensor parallel, until there is room for the cache
     room = HEADROOM * GPU_MEMORY * split - 2 * shape.parameters
     groups = max(1, gpus // split)
     fits = int(room / (LENGTH * shape.cache))
@@ -169,8 +183,16 @@ def gib(size: float) -> str:
 
 
 def shapes_table() -> str:
-    head = ("Model", "Parameters", "bf16 weights, GiB", "Full training state, GiB", f"LoRA-{LORA_RANK} parameters, M",
-            "Cache a token, KiB", f"Cache of {LENGTH} tokens, GiB", f"Activations of {TOKEN_BUDGET} tokens, GiB")  # fmt: skip
+    head = (
+        "Model",
+        "Parameters",
+        "Weights in bf16, GiB",
+        "Full training state, GiB",
+        f"LoRA-{LORA_RANK} parameters, M",
+        "Cache a token, KiB",
+        f"Cache of {LENGTH} tokens, GiB",
+        f"Activations of {TOKEN_BUDGET} tokens, GiB",
+    )
     rows = [
         (
             shape.name,
@@ -187,7 +209,15 @@ def shapes_table() -> str:
     return markdown(head, rows)
 
 
-WAYS = ("LoRA, DDP", "LoRA, DDP + server", "full, DDP", "full, DDP + server", "full, FSDP2", "full, FSDP2 + server")
+WAYS = (
+    "LoRA, DDP",
+    "LoRA, DDP, server",
+    "LoRA, FSDP2",
+    "full, DDP",
+    "full, DDP, server",
+    "full, FSDP2",
+    "full, FSDP2, server",
+)
 
 
 def memory_table() -> str:
@@ -198,14 +228,22 @@ def memory_table() -> str:
             cells = []
             for count in COUNTS:
                 need = memory(shape, count, way)
-                cells.append(f"{gib(need.total)}{'' if need.episodes else ' (too much)'}")
+                cells.append(f"{gib(need.total)}{'' if need.fits else ' (too much)'}")
             rows.append((shape.name, way, *cells))
     return markdown(head, rows)
 
 
 def time_table() -> str:
-    head = ("Model", "GPUs", "Sampling, s", "New tokens/s a GPU", "Episodes at once", "Computing the update, s",
-            "Sending, DDP, s", "Sending, FSDP2, s")  # fmt: skip
+    head = (
+        "Model",
+        "GPUs",
+        "Sampling, s",
+        "New tokens/s a GPU",
+        "Episodes at once a copy",
+        "Computing the update, s",
+        "Sending, DDP, s",
+        "Sending, FSDP2, s",
+    )
     rows = []
     for shape in MODELS:
         for count in COUNTS:

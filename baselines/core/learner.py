@@ -39,7 +39,6 @@ from agentgym.baselines.core.sample import Sample
 from agentgym.errors import AgentGymError, UsageError
 from agentgym.policies._kept import keeps_cache
 
-
 SKIPS = 20  # steps in a row that half precision may lose to a loss scale that is too large
 
 

@@ -115,6 +115,8 @@ class Trainer:
             raise UsageError("adapters on one model cannot be played ahead of: leave share_base or staleness out")
         if is_sharded(self.accelerator) and (config.share_base or config.staleness):
             raise UsageError("share_base and staleness need whole weights in each process: use DDP (ddp.yaml)")
+        if config.staleness and config.server.base_url and self.accelerator.num_processes > 1:
+            raise UsageError("staleness with a server goes with one trainer process: several would push in turn")
         if self.main and done is None and config.model == "tiny":
             model_folder(config, self.out)
         self.accelerator.wait_for_everyone()

@@ -48,7 +48,8 @@ def test_train_trains_resumes_and_refuses(tmp_path: Path) -> None:
     need("torch")
     out = tmp_path / "run"
     small = ["--set", "slots=8", "--set", "tiny.episodes=8", "--set", "evaluation.every=0"]
-    shape = ["--set", "evaluation.final=4", "--set", "tasks_per_iteration=4", "--set", "tiny.hidden=16", "--set", "prompt.admissible=false"]
+    shape = ["--set", "evaluation.final=4", "--set", "tasks_per_iteration=4", "--set", "tiny.hidden=16"]
+    small += ["--set", "prompt.admissible=false"]
     run("train", "-m", "sft", "--tasks", "alfworld/generated:xs", "--iterations", "1", "-o", str(out), *small, *shape)
     assert (out / "model" / "config.json").is_file()
     assert json.loads((out / "status.json").read_text())["state"] == "finished"
