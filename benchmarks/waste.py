@@ -51,7 +51,7 @@ def padding(samples: Sequence[Sample], minibatch: int, budget: int, packed: bool
     """Share of padding in one pass over the samples."""
     area = tokens = 0
     for chosen in minibatches(samples, minibatch, np.random.default_rng(0)):
-        for part in cut(chosen, budget):
+        for part in cut(chosen, budget, packed=packed):
             batch = make_batch(part, {}, packed=packed, everything=True)
             area += batch.input_ids.numel()
             tokens += sum(map(len, part))

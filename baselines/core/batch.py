@@ -14,7 +14,7 @@ from torch import Tensor
 from agentgym.baselines.core.losses import LossTerm, Weights
 from agentgym.baselines.core.sample import Sample
 
-OVERHEAD = 128  # tokens that a forward and backward of a small model cost beside their tokens
+OVERHEAD = 64  # tokens that a forward and backward of a small model cost beside their tokens
 FIELDS = ("behaviour_logp", "advantage", "pg_weight", "ce_weight", "kl_weight")
 
 
@@ -96,17 +96,26 @@ class Batch:
         return (total / count)[index]
 
 
-def cut(samples: Sequence[Sample], token_budget: int, overhead: int = OVERHEAD) -> list[list[Sample]]:
+def cut(
+    samples: Sequence[Sample], token_budget: int, overhead: int = OVERHEAD, *, packed: bool = False
+) -> list[list[Sample]]:
     """Groups samples of like length into micro-batches, at the least cost in padding and number of micro-batches.
 
     Args:
         samples: any lengths. Those of one unit stay together.
         token_budget: most tokens of a micro-batch, padding included; a longer sample (or unit) is alone.
         overhead: what one more micro-batch costs, in tokens.
+        packed: rows hold several samples, so that lengths may be mixed; where there are no units to keep together.
 
     Returns:
-        Micro-batches, the short samples first.
+        Micro-batches; of rows with one sample each, those with short ones first.
     """
+    if packed and samples and not any(sample.unit for sample in samples):
+        width = max(map(len, samples))
+        rows_of = pack(samples, width)
+        step = max(1, token_budget // width)
+        chunks = [rows_of[start : start + step] for start in range(0, len(rows_of), step)]
+        return [[samples[index] for row in chunk for index in row] for chunk in chunks]
     units: dict[str, list[Sample]] = {}
     for number, sample in enumerate(samples):
         units.setdefault(sample.unit or f"\0{number}", []).append(sample)

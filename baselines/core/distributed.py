@@ -98,17 +98,19 @@ def units_of(samples: Sequence[Sample], *, whole: bool) -> list[list[Sample]]:
     return list(units.values())
 
 
-def shares(samples: Sequence[Sample], token_budget: int, world: int) -> list[list[list[Sample]]]:
+def shares(
+    samples: Sequence[Sample], token_budget: int, world: int, *, packed: bool = False
+) -> list[list[list[Sample]]]:
     """Micro-batches of each process: as many for each, for their forwards must pair up.
 
     Units of like length are dealt out in turn; a process that gets fewer micro-batches than another repeats a short
     unit without weight.
     """
     if world == 1:
-        return [cut(samples, token_budget)]
+        return [cut(samples, token_budget, packed=packed)]
     order = sorted(units_of(samples, whole=False), key=lambda unit: -max(map(len, unit)))
     dealt = [[sample for unit in order[rank::world] for sample in unit] for rank in range(world)]
-    parts = [cut(own, token_budget) for own in dealt]
+    parts = [cut(own, token_budget, packed=packed) for own in dealt]
     most = max(map(len, parts))
     return [own + [[weightless(sample) for sample in order[-1]] for _ in range(most - len(own))] for own in parts]
 

@@ -22,9 +22,9 @@ def sample_rows(trajectories: Sequence[Trajectory]) -> Iterator[dict[str, Any]]:
     """The rows of trajectories' samples, in order.
 
     Yields:
-        data_source (environment), uid (group), episode_id, task_id, turn, role, prompts, responses (int32 lists),
+        data_source (environment), uid (group), episode_id, task_id, turn, role, prompts, responses (lists of ids),
         response_mask, old_log_probs, advantages (one a token of responses), reward (outcome after shaping), success,
-        policy_version.
+        policy_version. Parquet keeps the lists as 64-bit numbers.
     """
     for trajectory in trajectories:
         for sample in trajectory.samples:
@@ -51,6 +51,13 @@ def _list(sample: Sample, values: Any, start: int) -> list[float]:
     return [float(value) for value in values[start:]]
 
 
+class _NoServices:
+    """Stands for the trainer, which is not there."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise UsageError(f"this method's rewards ask for `services.{name}`, which only a training run has")
+
+
 def export_samples(run: Path, out: Path, method: Method) -> int:
     """Writes the samples of a run directory, with a method's turn advantages.
 
@@ -72,9 +79,18 @@ def export_samples(run: Path, out: Path, method: Method) -> int:
         raise UsageError(
             f"{run} holds no tokens: play it with a policy that records them (--policy hf:MODEL or vllm:MODEL)"
         )
+    kind = type(method)
+    if kind.advantages is not Method.advantages or method.value_head or method.teacher:
+        raise UsageError(
+            f"{kind.card.name} reckons its advantages with a model's scores, which a run directory does not hold; "
+            "export with grpo, gigpo or another method of turn advantages"
+        )
+    kind.rewards(method, trajectories, _NoServices())
     for trajectory, advantage in zip(trajectories, method.turn_advantages(trajectories), strict=True):
         trajectory.advantages = advantage
         spread(trajectory)
     rows = list(sample_rows(trajectories))
-    parquet.write_table(arrow.Table.from_pylist(rows), out)
+    part = out.with_name(out.name + ".part")
+    parquet.write_table(arrow.Table.from_pylist(rows), part)
+    part.replace(out)
     return len(rows)

@@ -284,8 +284,8 @@ class Learner:
 
     def _share(self, samples: Sequence[Sample]) -> list[list[Sample]]:
         """This process's micro-batches."""
-        accelerator = self._accelerator
-        return shares(samples, self.config.token_budget, accelerator.num_processes)[accelerator.process_index]
+        rank, world = self._accelerator.process_index, self._accelerator.num_processes
+        return shares(samples, self.config.token_budget, world, packed=self.config.packing)[rank]
 
     def _rate(self, progress: float) -> float:
         options = self.config.optimiser

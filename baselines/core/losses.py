@@ -131,7 +131,12 @@ def k3(delta: Any) -> Any:
 
 
 def kl_to_reference(
-    coefficient: float, *, field: str = "reference_logp", aggregation: str = "token-mean", name: str = "kl"
+    coefficient: float,
+    *,
+    field: str = "reference_logp",
+    aggregation: str = "token-mean",
+    max_length: int = 1024,
+    name: str = "kl",
 ) -> LossTerm:
     """k3 between the policy and the field of log-probabilities `field`, over kl_weight; reported as `name`."""
 
@@ -140,12 +145,17 @@ def kl_to_reference(
         batch.report(name, value * batch["kl_weight"], batch["kl_weight"])
         return value
 
-    return LossTerm(name, loss, over("kl_weight", aggregation), coefficient)
+    return LossTerm(name, loss, over("kl_weight", aggregation, max_length=max_length), coefficient)
 
 
-def entropy_bonus(coefficient: float, *, aggregation: str = "token-mean") -> LossTerm:
+def entropy_bonus(coefficient: float, *, aggregation: str = "token-mean", max_length: int = 1024) -> LossTerm:
     """Minus the entropy of the next-token distribution, over pg_weight."""
-    return LossTerm("entropy", lambda batch, outputs: -outputs.entropy, over("pg_weight", aggregation), coefficient)
+    return LossTerm(
+        "entropy",
+        lambda batch, outputs: -outputs.entropy,
+        over("pg_weight", aggregation, max_length=max_length),
+        coefficient,
+    )
 
 
 def cross_entropy(coefficient: float = 1.0, *, field: str = "ce_weight", aggregation: str = "token-mean") -> LossTerm:

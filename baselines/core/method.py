@@ -183,15 +183,12 @@ class Method:
     def losses(self) -> list[LossTerm]:
         """Terms of the loss; the default is the clipped policy gradient, with KL and entropy where they are wanted."""
         config = self.config
-        terms = [
-            clipped_policy_gradient(
-                config.clip_low, config.clip_high, aggregation=config.aggregation, max_length=config.max_length
-            )
-        ]
+        average: dict[str, Any] = {"aggregation": config.aggregation, "max_length": config.max_length}
+        terms = [clipped_policy_gradient(config.clip_low, config.clip_high, **average)]
         if config.kl_coefficient:
-            terms.append(kl_to_reference(config.kl_coefficient, aggregation=config.aggregation))
+            terms.append(kl_to_reference(config.kl_coefficient, **average))
         if config.entropy_coefficient:
-            terms.append(entropy_bonus(config.entropy_coefficient, aggregation=config.aggregation))
+            terms.append(entropy_bonus(config.entropy_coefficient, **average))
         return terms
 
     def after(self, iteration: int, trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -64,7 +64,11 @@ class OPD(Method):
         terms = super().losses()
         if self.config.mode == "loss":
             terms[0] = kl_to_reference(
-                1.0, field="teacher_logp", aggregation=self.config.aggregation, name="teacher_kl"
+                1.0,
+                field="teacher_logp",
+                aggregation=self.config.aggregation,
+                max_length=self.config.max_length,
+                name="teacher_kl",
             )
         return terms
 

@@ -106,9 +106,10 @@ def assert_same(one: tuple[float, dict[str, Any]], other: tuple[float, dict[str,
     """Equal to 1e-6 of their size, which is what float32 can tell."""
     assert one[0] == pytest.approx(other[0], rel=1e-6)
     assert one[1].keys() == other[1].keys()
+    size = max(float(gradient.norm()) for gradient in other[1].values())
     for name, gradient in one[1].items():
-        distance = (gradient - other[1][name]).norm() / other[1][name].norm()
-        assert float(distance) < 1e-6, name
+        distance = float((gradient - other[1][name]).norm())
+        assert distance < 1e-6 * max(size, 1.0), name  # a bias may be a small sum of large parts
 
 
 @pytest.mark.parametrize("level", ["token", "turn", "sequence"])
