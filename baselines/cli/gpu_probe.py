@@ -16,7 +16,7 @@ from agentgym.baselines.core.config import TrainConfig, make_train_config
 
 TASKS = "alfworld/generated:xs"
 EXACT = 1e-4  # largest difference of log-probabilities in fp32
-COARSE = 0.05  # largest mean difference in bf16, whose numbers have 8 significant bits
+COARSE = 0.1  # largest mean difference in bf16, whose numbers have 8 significant bits; 135M parameters gave 0.04
 
 
 def main() -> None:

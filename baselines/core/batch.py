@@ -18,7 +18,7 @@ OVERHEAD = 64  # tokens that a forward and backward of a small model cost beside
 FIELDS = ("behaviour_logp", "advantage", "pg_weight", "ce_weight", "kl_weight")
 
 
-@dataclass(slots=True)
+@dataclass  # no slots: hooks of DeepSpeed look into its __dict__
 class Outputs:
     """What a model says about the selected tokens.
 

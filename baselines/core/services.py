@@ -95,13 +95,14 @@ class TrainerServices:
         self._first.activate()
         temperature = self._first.config.temperature
         size = self._first.config.slots
-        answers = [
-            answer
-            for start in range(0, len(rows), size)
-            for answer in generate(
-                self._first.lm, rows[start : start + size], temperature=temperature, end_ids=tokens.end_ids
-            )
-        ]
+        with self._first.sampling():
+            answers = [
+                answer
+                for start in range(0, len(rows), size)
+                for answer in generate(
+                    self._first.lm, rows[start : start + size], temperature=temperature, end_ids=tokens.end_ids
+                )
+            ]
         return [tokens.text(answer.ids) for answer in answers]
 
     @property
