@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
@@ -33,12 +34,20 @@ class Ahead:
         config: of the run; `staleness` is how far ahead.
         learners: whose parameters are copied.
         plan: iteration -> what this process plays in it, with texts for the system prompts.
+        autocast: the precision that samples, as it trains.
     """
 
-    def __init__(self, config: TrainConfig, learners: Mapping[str, Learner], plan: Plan) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        learners: Mapping[str, Learner],
+        plan: Plan,
+        autocast: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         self._config = config
         self._learners = learners
         self._plan = plan
+        self._autocast = autocast
         self._collector = Collector(config)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="play-ahead")
         self._models = {name: copy.deepcopy(learner.plain.lm) for name, learner in learners.items()}
@@ -75,7 +84,8 @@ class Ahead:
             for key, parameter in trainable(self._models[name]).items():
                 parameter.data.copy_(values[key])
             publish(self._samplers[name], version)
-        return self._collector.play(specs, self._roles, contexts=contexts)
+        with self._autocast():
+            return self._collector.play(specs, self._roles, contexts=contexts)
 
     def close(self) -> None:
         """Waits for what is being played, and lets go."""

@@ -45,7 +45,7 @@ def save(out: Path, iteration: int, models: dict[str, tuple[Any, Any, str]], sta
     part.mkdir(parents=True)
     for name, (model, tokenizer, adapter) in models.items():
         save_model(model, tokenizer, part / name, adapter)
-    torch.save({**state, "method_state": _encoded(state["method_state"])}, part / STATE)
+    torch.save({**state, "method_state": encode_state(state["method_state"])}, part / STATE)
     _sync(*part.rglob("*"), part)  # on the disk before it has its name
     part.rename(final)
     _sync(folder)
@@ -68,7 +68,7 @@ def _sync(*paths: Path) -> None:
         os.close(descriptor)
 
 
-def _encoded(state: Any) -> bytes:
+def encode_state(state: Any) -> bytes:
     """A method's state as JSON; numbers of numpy become plain ones."""
     try:
         return msgspec.json.encode(state, enc_hook=plain_number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -70,8 +71,8 @@ class Optimiser(_Table, frozen=True, kw_only=True):
     """
 
     lr: Positive = 4e-4
-    beta1: Share = 0.9
-    beta2: Share = 0.95
+    beta1: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.95
     weight_decay: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     epsilon: Positive = 1e-8
     clip: Positive = 1.0
@@ -104,7 +105,8 @@ class Guard(_Table, frozen=True, kw_only=True):
     """When to stop with a saved state and a reason.
 
     Attributes:
-        max_kl: largest mean divergence of an iteration's update from the policy that played; 0 for no limit.
+        max_kl: largest mean divergence of the updated policy from the one that played, measured on 16 samples
+            behind each iteration's update; 0 for no limit, and no measurement.
         max_grad_norm: largest gradient norm before clipping; 0 for no limit.
         min_entropy: smallest mean entropy while playing; 0 for no limit.
     """
@@ -259,10 +261,19 @@ def make_train_config(data: dict[str, Any]) -> TrainConfig:
     for name in data:
         if name not in TrainConfig.__struct_fields__:
             raise choices("setting of a training configuration", name, list(TrainConfig.__struct_fields__))
+    _refuse_infinite(data)
     try:
         return msgspec.convert(data, TrainConfig)
     except msgspec.ValidationError as error:
         raise UsageError(f"training configuration: {error}") from error
+
+
+def _refuse_infinite(table: dict[str, Any], where: str = "") -> None:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            _refuse_infinite(value, f"{where}{name}.")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"training configuration: {where}{name} is {value}; give a finite number")
 
 
 def write_train_config(path: Path, config: TrainConfig) -> None:

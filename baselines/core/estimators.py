@@ -13,6 +13,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from agentgym.errors import UsageError
+
 Floats = NDArray[np.float64]
 EPSILON = 1e-6
 
@@ -40,12 +42,20 @@ def normalise(
 
     Returns:
         (n,) float64.
+
+    Raises:
+        UsageError: for a value that is not finite.
     """
     given = np.asarray(values, dtype=np.float64)
     times = np.ones(len(given)) if counts is None else np.asarray(counts, dtype=np.float64)
     result = np.zeros(len(given))
     for places in _sets(keys, len(given)):
         value, weight = given[places], times[places]
+        if not np.isfinite(value).all():
+            # All comparisons with it are false, so it would pass for a set of equal values.
+            wrong = int(np.flatnonzero(~np.isfinite(value))[0])
+            place = f"value {wrong}" + (f" of the set {keys[places[0]]!r}" if keys is not None else "")
+            raise UsageError(f"{place} is {value[wrong]}: rewards and scores must be finite, look where it was made")
         total = weight.sum()
         if total <= 1:
             result[places] = value if singleton == "raw" else 0.0

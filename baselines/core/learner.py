@@ -32,13 +32,14 @@ from agentgym.baselines.core.distributed import (
     units_of,
     whole_model,
 )
-from agentgym.baselines.core.losses import LossTerm
+from agentgym.baselines.core.losses import LossTerm, k3
 from agentgym.baselines.core.method import Copy
 from agentgym.baselines.core.models import trainable
 from agentgym.baselines.core.sample import Sample
 from agentgym.errors import AgentGymError, UsageError
 from agentgym.policies._kept import keeps_cache
 
+MEASURED = 16  # samples on which the divergence of an update is measured
 SKIPS = 20  # steps in a row that half precision may lose to a loss scale that is too large
 
 
@@ -213,10 +214,28 @@ class Learner:
         for _ in range(epochs):
             for chosen in minibatches(samples, self.config.minibatch, rng):
                 self._step(chosen, terms, progress, totals)
+        if not all(bool(torch.isfinite(value).all()) for value in self.parameters.values()):
+            raise Diverged("the weights are not finite after the update; lower optimiser.lr")
+        if self.config.guard.max_kl and samples:
+            self._measure(samples, totals)
         metrics = totals.read(self._accelerator)
         padding = np.sum(gather_object([self.padding]), axis=0) if self._accelerator.num_processes > 1 else self.padding
         metrics["padding"] = float(padding[0] / max(1.0, padding[1]))
         return metrics
+
+    def _measure(self, samples: Sequence[Sample], totals: _Totals) -> None:
+        """How far the whole update has moved the policy, on some samples; the ratios of its steps lack the last."""
+        self.actor.eval()
+        own = set(map(id, samples))
+        for part in self._share(list(samples)[:MEASURED]):
+            batch = make_batch(part, {}, device=self._accelerator.device, packed=self.config.packing, everything=True)
+            with torch.no_grad(), self._accelerator.autocast():
+                logp = self.actor(batch, entropy=False, keep_logits=False).logp
+            # Demonstrations were not sampled; idle repeats only keep step with other processes.
+            weight = batch["pg_weight"] * (batch["behaviour_logp"] != 0) * float(id(part[0]) in own)
+            batch.report("update_kl", k3(logp - batch["behaviour_logp"]) * weight, weight)
+            totals.add(batch)
+        reshard(self.actor)
 
     def _step(self, samples: list[Sample], terms: Sequence[LossTerm], progress: float, totals: _Totals) -> None:
         accelerator = self._accelerator
@@ -246,7 +265,14 @@ class Learner:
                     outputs = self.actor(batch, entropy=entropy, keep_logits=False)
                 loss = outputs.logp.new_zeros(())
                 for term in terms:
-                    value = (batch.weights[term.name] * term.loss(batch, outputs)).sum()
+                    value = term.loss(batch, outputs)
+                    if getattr(value, "shape", None) != outputs.logp.shape:
+                        shape = tuple(getattr(value, "shape", ()))
+                        raise UsageError(
+                            f"loss term {term.name!r} gave shape {shape}; it must give one number for each of the "
+                            f"{len(outputs.logp)} selected tokens (their weights make the average)"
+                        )
+                    value = (batch.weights[term.name] * value).sum()
                     lost[term.name] = lost.get(term.name, 0.0) + float(value.detach())
                     loss = loss + term.coefficient * value
                 batch.report("entropy", outputs.entropy * batch["pg_weight"], batch["pg_weight"])

@@ -93,6 +93,8 @@ def clipped_policy_gradient(
 ) -> LossTerm:
     """-min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A), PPO's objective (Schulman et al. 2017).
 
+    The log-ratio is held within +-20, beyond which there is no gradient.
+
     Args:
         clip_low, clip_high: range of the ratio.
         level: what shares a ratio: each token its own, or the exponent of the mean log-ratio over a turn or a sample
@@ -108,6 +110,8 @@ def clipped_policy_gradient(
         if level != "token":
             mean = batch.mean_within(log_ratio, level)
             log_ratio = mean.detach() + outputs.logp - outputs.logp.detach()
+        # Far beyond any clip range; exp would give inf there, and inf times an advantage of 0 is no number.
+        log_ratio = log_ratio.clamp(-20.0, 20.0)
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
         value = -(ratio * advantage).minimum(clipped * advantage)
@@ -158,18 +162,23 @@ def entropy_bonus(coefficient: float, *, aggregation: str = "token-mean", max_le
     )
 
 
-def cross_entropy(coefficient: float = 1.0, *, field: str = "ce_weight", aggregation: str = "token-mean") -> LossTerm:
+def cross_entropy(
+    coefficient: float = 1.0, *, field: str = "ce_weight", aggregation: str = "token-mean", max_length: int = 1024
+) -> LossTerm:
     """-log p of the tokens with weight in `field`."""
-    return LossTerm("ce", lambda batch, outputs: -outputs.logp, over(field, aggregation), coefficient)
+    weights = over(field, aggregation, max_length=max_length)
+    return LossTerm("ce", lambda batch, outputs: -outputs.logp, weights, coefficient)
 
 
-def value_regression(coefficient: float, clip: float | None, *, aggregation: str = "token-mean") -> LossTerm:
+def value_regression(
+    coefficient: float, clip: float | None, *, aggregation: str = "token-mean", max_length: int = 1024
+) -> LossTerm:
     """Half the squared error of the value head, clipped around the old value as in PPO; over "value_weight".
 
     Args:
         coefficient: of the term.
         clip: the new value counts at most this far from "old_value"; None for no clipping.
-        aggregation: see `aggregate`.
+        aggregation, max_length: see `aggregate`.
     """
 
     def loss(batch: Batch, outputs: Outputs) -> Any:
@@ -181,4 +190,4 @@ def value_regression(coefficient: float, clip: float | None, *, aggregation: str
             error = error.maximum((near - target) ** 2)
         return 0.5 * error
 
-    return LossTerm("value", loss, over("value_weight", aggregation), coefficient)
+    return LossTerm("value", loss, over("value_weight", aggregation, max_length=max_length), coefficient)

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import pkgutil
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -27,7 +28,13 @@ from numpy.typing import NDArray
 
 from agentgym.baselines.core.card import Card
 from agentgym.baselines.core.estimators import normalise
-from agentgym.baselines.core.losses import LossTerm, clipped_policy_gradient, entropy_bonus, kl_to_reference
+from agentgym.baselines.core.losses import (
+    Aggregation,
+    LossTerm,
+    clipped_policy_gradient,
+    entropy_bonus,
+    kl_to_reference,
+)
 from agentgym.baselines.core.sample import Sample, Trajectory, spread
 from agentgym.errors import UsageError, choices
 from agentgym.registry import load_entry_point
@@ -53,6 +60,15 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
     on_disk: bool = False
 
 
+# Ranges of numbers, refused beyond by `make_method`.
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Whole = Annotated[int, msgspec.Meta(ge=0)]
+Ddof = Annotated[int, msgspec.Meta(ge=0, le=1)]
+Weight = Annotated[float, msgspec.Meta(ge=0)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Numbers that every method has.
 
@@ -68,16 +84,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         invalid_penalty: subtracted from the reward of a turn whose action was invalid.
     """
 
-    group_size: int = 8
-    epochs: int = 1
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    aggregation: str = "token-mean"
-    max_length: int = 1024
-    kl_coefficient: float = 0.0
-    entropy_coefficient: float = 0.0
-    step_cost: float = 0.0
-    invalid_penalty: float = 0.0
+    group_size: Count = 8
+    epochs: Count = 1
+    clip_low: Weight = 0.2
+    clip_high: Weight = 0.2
+    aggregation: Aggregation = "token-mean"
+    max_length: Count = 1024
+    kl_coefficient: Weight = 0.0
+    entropy_coefficient: Weight = 0.0
+    step_cost: Weight = 0.0
+    invalid_penalty: Weight = 0.0
 
 
 class Services(Protocol):
@@ -170,7 +186,16 @@ class Method:
 
     def advantages(self, trajectories: Sequence[Trajectory], services: Services) -> None:
         """Fills the samples' per-token fields; the default copies `turn_advantages` to the tokens of each turn."""
-        for trajectory, advantage in zip(trajectories, self.turn_advantages(trajectories), strict=True):
+        given = self.turn_advantages(trajectories)
+        if not isinstance(given, Sequence) or len(given) != len(trajectories):
+            raise UsageError(f"`turn_advantages` must return one array for each of {len(trajectories)} trajectories")
+        for trajectory, values in zip(trajectories, given, strict=True):
+            advantage = np.asarray(values, dtype=np.float64)
+            if advantage.shape != (len(trajectory),):
+                raise UsageError(
+                    f"`turn_advantages` gave {trajectory.episode.episode_id} ({trajectory.role}) shape "
+                    f"{advantage.shape}; it has {len(trajectory)} turns"
+                )
             trajectory.advantages = advantage
             spread(trajectory)
         if self.config.kl_coefficient:
@@ -270,7 +295,7 @@ def make_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
         options: numbers that differ from the method's defaults; "preset" names one of its `PRESETS`.
 
     Raises:
-        UsageError: for an unknown method or option, or a value of the wrong type.
+        UsageError: for an unknown method or option, or a value of the wrong type, out of its range or not finite.
     """
     kind = find_method(name)
     given = dict(options or {})
@@ -280,10 +305,18 @@ def make_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
         if preset not in presets:
             raise choices(f"preset of {name}", str(preset), list(presets))
         given = {**presets[preset], **given}
-    for option in given:
-        if option not in kind.Config.__struct_fields__:
-            raise choices(f"option of method {name}", option, list(kind.Config.__struct_fields__))
+    types = {field.name: field.type for field in msgspec.structs.fields(kind.Config)}
+    for option, value in given.items():
+        if option not in types:
+            raise choices(f"option of method {name}", option, list(types))
+        if get_origin(types[option]) is Literal and value not in get_args(types[option]):
+            raise choices(f"{option} of method {name}", str(value), list(get_args(types[option])))
     try:
-        return kind(msgspec.convert(given, kind.Config, strict=False))
+        config = msgspec.convert(given, kind.Config, strict=False)
     except msgspec.ValidationError as error:
         raise UsageError(f"option of method {name}: {error}") from error
+    for option in types:
+        value = getattr(config, option)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"option {option} of method {name} is {value}: give a finite number")
+    return kind(config)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from agentgym.baselines.core.config import LoRA, TrainConfig
-from agentgym.errors import require_extra
+from agentgym.errors import DataError, UsageError, require_extra
 from agentgym.policies._tokens import load_tokenizer
 from agentgym.policies.hf import load_model
 
@@ -46,7 +46,13 @@ def load(name: str, *, dtype: str = "fp32", device: str = "auto") -> tuple[Any, 
         dtype: "fp32", "bf16" or "fp16", of the weights.
         device: see `agentgym.policies.hf.load_model`.
     """
-    model = load_model(name, device=device, dtype=DTYPES[dtype])
+    try:
+        model = load_model(name, device=device, dtype=DTYPES[dtype])
+    except Exception as error:
+        if "safetensor" in f"{type(error).__name__} {error}".lower() and Path(name).is_dir():
+            mend = "Remove this checkpoint's folder, then an older one is used; or restore it from a copy"
+            raise DataError(name, f"its weights cannot be read ({error})", mend) from error
+        raise
     return model, load_tokenizer(name)
 
 
@@ -66,10 +72,13 @@ def add_lora(model: Any, options: LoRA, *, adapter: str = "default") -> Any:
         target_modules=list(options.targets) or "all-linear",
         task_type="CAUSAL_LM",
     )
-    if isinstance(model, peft.PeftModel):
-        model.add_adapter(adapter, settings)
-        return model
-    return peft.get_peft_model(model, settings, adapter_name=adapter)
+    try:
+        if isinstance(model, peft.PeftModel):
+            model.add_adapter(adapter, settings)
+            return model
+        return peft.get_peft_model(model, settings, adapter_name=adapter)
+    except ValueError as error:
+        raise UsageError(f"lora.targets {list(options.targets)} do not fit this model: {error}") from error
 
 
 def trainable(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

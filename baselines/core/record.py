@@ -12,17 +12,18 @@ In the folder of a run:
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 from agentgym.baselines.core.config import TrainConfig
 from agentgym.episode import ARRAYS, EPISODES, Episode, RunWriter, write_atomically
 from agentgym.episode import CONFIG as RUN
-from agentgym.errors import DataError, require_extra
+from agentgym.errors import DataError, UsageError, require_extra
 from agentgym.evaluate import plan
 
 METRICS = "metrics.jsonl"
@@ -52,7 +53,7 @@ class Recorder:
 
             self._board = SummaryWriter(str(out / "tensorboard"), purge_step=iteration)
         if "wandb" in config.trackers:
-            wandb = require_extra("wandb", extra="train")
+            wandb = require_extra("wandb", extra="wandb")
             self._wandb = wandb.init(project="agentgym", name=out.name, dir=str(out), resume="allow")
 
     def write(self, line: dict[str, Any]) -> None:
@@ -119,6 +120,21 @@ def plain_number(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is nothing that JSON knows")
+
+
+def lock(out: Path) -> BinaryIO:
+    """Takes a run's folder for this process until the file is closed.
+
+    Raises:
+        UsageError: if another process trains in it.
+    """
+    file = open(out / ".training", "wb")  # noqa: SIM115 - held as long as the run
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise UsageError(f"{out} is used by another training; wait for it, or choose another --out") from None
+    return file
 
 
 def read_metrics(out: Path) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from agentgym.baselines.core.config import Tiny
 from agentgym.env import require_capabilities
+from agentgym.errors import UsageError
 from agentgym.policies.expert import ExpertPolicy
 from agentgym.registry import env_class, make_env
 from agentgym.rollout import EpisodeSpec, rollout
@@ -88,6 +89,8 @@ def collect_texts(env: str, env_kwargs: Mapping[str, Any], split: str, episodes:
 
 def make_tiny(folder: Path, size: Tiny, *, env: str, env_kwargs: Mapping[str, Any], split: str, seed: int) -> Path:
     """Writes an untrained model and its tokenizer to a folder, and returns it."""
+    if size.hidden % size.heads or (size.hidden // size.heads) % 2:
+        raise UsageError(f"tiny.hidden ({size.hidden}) must be an even multiple of tiny.heads ({size.heads})")
     tokenizer = make_tokenizer(
         collect_texts(env, env_kwargs, split, size.episodes), size.vocabulary, size.max_positions
     )

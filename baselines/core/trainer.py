@@ -22,10 +22,18 @@ from agentgym.baselines.core.ahead import Ahead, staleness_of
 from agentgym.baselines.core.collect import Collector, DemonstrationPolicy
 from agentgym.baselines.core.config import TrainConfig, write_train_config
 from agentgym.baselines.core.distributed import is_sharded, make_accelerator
+from agentgym.baselines.core.guards import (
+    check_kept,
+    check_metrics,
+    check_rewards,
+    check_specs,
+    refuse_all_lost,
+    silent,
+)
 from agentgym.baselines.core.learner import Diverged, Learner
 from agentgym.baselines.core.method import Group, Method, groups_of, make_method
 from agentgym.baselines.core.models import add_lora, load, model_folder
-from agentgym.baselines.core.record import CONFIG, EpisodeLog, Recorder, read_status, write_status
+from agentgym.baselines.core.record import CONFIG, STATUS, EpisodeLog, Recorder, lock, read_status, write_status
 from agentgym.baselines.core.sample import Trajectory, make_trajectories
 from agentgym.baselines.core.scoring import episode_numbers, evaluation_line, evaluation_specs
 from agentgym.baselines.core.services import TrainerServices
@@ -33,7 +41,7 @@ from agentgym.baselines.core.serving import ServedPolicy, make_sampler, publish
 from agentgym.baselines.core.tasks import TaskDraw
 from agentgym.env import require_capabilities
 from agentgym.episode import Episode
-from agentgym.errors import InfrastructureError, UsageError
+from agentgym.errors import DataError, InfrastructureError, UsageError
 from agentgym.policies.base import Policy
 from agentgym.registry import env_class
 from agentgym.rollout import EpisodeSpec
@@ -71,9 +79,19 @@ class Trainer:
         self.watch = watch if watch and self.main else lambda line: None
         (out,) = self._agree([out])  # a folder named after the time differs
         self.out = out
-        done = self._open(resume)
-        self.learners = self._make_learners(done)
         self.tasks = TaskDraw(config)
+        done = self._open(resume)
+        try:
+            self._set_up(done)
+        except BaseException:
+            self._abandon(resume)
+            raise
+
+    # Setting up.
+
+    def _set_up(self, done: Path | None) -> None:
+        config, out = self.config, self.out
+        self.learners = self._make_learners(done)
         self.collector = Collector(config)
         self.iteration = 0
         self.counts = {"env_steps": 0, "tokens": 0, "teacher_tokens": 0, "episodes_played": 0}
@@ -81,6 +99,7 @@ class Trainer:
         self._teacher: Any = None
         self._evaluated = self._finished = -1
         self._best = 0.0
+        self._saved = -1  # iterations done when it was last saved
         if done is not None:
             self._restore(done)
         self._begin()
@@ -88,9 +107,19 @@ class Trainer:
         self._log = EpisodeLog(out, config, resume=done is not None) if self.main and config.save_episodes else None
         self._policies = self._make_policies(greedy=False)
         self._new_version()
-        self._ahead = Ahead(config, self.learners, self._plan_ahead) if self._plays_ahead else None
+        self._ahead: Ahead | None = None
+        if self._plays_ahead:
+            self._ahead = Ahead(config, self.learners, self._plan_ahead, self.accelerator.autocast)
 
-    # Setting up.
+    def _abandon(self, resume: bool) -> None:
+        """Leaves a folder as it was before a start that failed, so that the corrected command can have it."""
+        if self.main:
+            if resume:
+                write_status(self.out, "stopped", reason="could not start")
+            else:
+                for name in (STATUS, CONFIG):
+                    (self.out / name).unlink(missing_ok=True)
+            self._lock.close()
 
     def _open(self, resume: bool) -> Path | None:
         """Makes the folder, or finds the checkpoint to go on from."""
@@ -99,6 +128,7 @@ class Trainer:
             raise UsageError(f"{self.out} holds a run already; continue it with --resume, or choose another --out")
         if self.main:
             self.out.mkdir(parents=True, exist_ok=True)
+            self._lock = lock(self.out)
             write_train_config(self.out / CONFIG, self.config)
             write_status(self.out, "running")
         self.accelerator.wait_for_everyone()
@@ -212,7 +242,12 @@ class Trainer:
             self._save_stopped()
             self._status("stopped", str(error))
             raise
+        except OSError as error:
+            mend = "Free some space or mend the folder's permissions, then continue with --resume"
+            raise DataError(self.out, f"cannot be written ({error.strerror or error})", mend) from error
         except Exception as error:
+            if self.accelerator.num_processes == 1 and self._saved < self.iteration:  # several would wait in vain
+                self._save_stopped()
             self._status("stopped", f"{type(error).__name__}: {error}")
             raise
         finally:
@@ -247,15 +282,17 @@ class Trainer:
         config = self.config
         if config.evaluation.stop_at and self._best >= config.evaluation.stop_at:
             return f"held-out success reached {config.evaluation.stop_at:g}"
-        scored = sum(learner.scored_tokens for learner in self.learners.values()) + self.counts["teacher_tokens"]
         used = {
             "max_env_steps": (self.counts["env_steps"], config.max_env_steps),
-            "max_tokens": (self.counts["tokens"] + scored, config.max_tokens),
+            "max_tokens": (self.counts["tokens"] + self._scored_tokens(), config.max_tokens),
             "max_seconds": (self.seconds, config.max_seconds),
         }
         over = [name for name, (value, limit) in used.items() if limit and value >= limit]
         (over,) = self._agree([over])  # the clocks of several processes differ
         return f"{over[0]} used up" if over else ""
+
+    def _scored_tokens(self) -> int:
+        return sum(learner.scored_tokens for learner in self.learners.values()) + self.counts["teacher_tokens"]
 
     def _agree(self, values: list[Any]) -> list[Any]:
         """The first process's values."""
@@ -269,12 +306,13 @@ class Trainer:
     def _begin(self) -> None:
         """Remembers what an iteration changes before its update, so that a broken one can be saved as not begun."""
         steps = sum(learner.steps for learner in self.learners.values())
+        checkpoints.encode_state(self.method.state())  # said before anything is trained
         self._before = (steps, copy.deepcopy(self.method.state()), dict(self.counts))
 
     def _iterate(self) -> None:
         began = time.monotonic()
         services = TrainerServices(self.learners, self._load_teacher if self.config.teacher else None, self._rng(1))
-        episodes, groups, planned, silent = self._collect(services)
+        episodes, groups, planned, silenced = self._collect(services)
         if self._log is not None:
             self._log.write(episodes)
         trajectories = [trajectory for group in groups for trajectory in group]
@@ -282,21 +320,20 @@ class Trainer:
         line: dict[str, Any] = {"kind": "train", "iteration": self.iteration + 1, **episode_numbers(episodes)}
         if self._ahead is not None:
             line |= staleness_of(episodes, self.iteration)
-        line |= {"groups": planned, "silent_groups": silent}
+        line |= {"groups": planned, "silent_groups": silenced}
         if self.method.trains and trajectories:
             self.method.advantages(trajectories, services)
             line |= self._update(trajectories)
-        line |= self.method.after(self.iteration, trajectories)
+        line |= check_metrics(self.method.after(self.iteration, trajectories), line)
         for learner in self.learners.values():
             learner.bank.after_iteration(self.iteration + 1)
         self.iteration += 1
         self.counts["teacher_tokens"] += services.teacher_tokens
         self._new_version()
         self.seconds += time.monotonic() - began
-        scored = sum(learner.scored_tokens for learner in self.learners.values()) + self.counts["teacher_tokens"]
         line |= {
             **self.counts,
-            "scored_tokens": scored,
+            "scored_tokens": self._scored_tokens(),
             "trained_tokens": sum(learner.trained_tokens for learner in self.learners.values()),
             "rollout_seconds": rollout_seconds,
             "seconds": self.seconds,
@@ -311,7 +348,7 @@ class Trainer:
         for key, value in line.items():
             owner, _, name = key.rpartition("/")
             whose = f" of {owner}" if owner else ""
-            if name == "approx_kl" and guard.max_kl and not value <= guard.max_kl:
+            if name in ("approx_kl", "update_kl") and guard.max_kl and not value <= guard.max_kl:
                 raise Diverged(f"the update moved the policy{whose} by {value:.3g}, more than guard.max_kl allows")
             if name == "entropy" and not owner.endswith("loss") and value < guard.min_entropy:
                 raise Diverged(f"the entropy{whose} {value:.3g} fell below guard.min_entropy")
@@ -324,24 +361,25 @@ class Trainer:
         """
         episodes: list[Episode] = []
         groups: list[Group] = []
-        planned = silent = 0
+        planned = silenced = 0
         wanted = self.config.tasks_per_iteration
         for round in range(1 + self.method.refills):
             tasks = self.tasks.draw(self._rng(2, round), wanted)
-            specs = self.method.plan(tasks, self.iteration, round)
-            specs = [self._seeded(spec) for spec in specs]
+            specs = [self._seeded(spec) for spec in self.method.plan(tasks, self.iteration, round)]
+            check_specs(specs)
             played = self._play(specs, round)
             episodes += played
-            _refuse_all_lost(played)
             trajectories = make_trajectories(played)
+            refuse_all_lost(played, trajectories)
             for trajectory in trajectories:
                 for sample in trajectory.samples:
                     sample.policy_id = self.config.policies.get(trajectory.role, "policy")
             self.method.rewards(trajectories, services)
+            check_rewards(trajectories)
             found = groups_of(trajectories)
             planned += len(found)
-            silent += _silent(found)
-            groups += self.method.keep(found)
+            silenced += silent(found)
+            groups += check_kept(self.method.keep(found))
             if len(groups) >= wanted:
                 break
         self.counts["env_steps"] += sum(len(episode.turns) for episode in episodes)
@@ -349,7 +387,7 @@ class Trainer:
         self.counts["tokens"] += sum(
             len(turn.arrays.get("completion_ids", ())) for episode in episodes for turn in episode.turns
         )
-        return episodes, groups[:wanted] if self.method.refills else groups, planned, silent
+        return episodes, groups[:wanted] if self.method.refills else groups, planned, silenced
 
     def _seeded(self, spec: EpisodeSpec) -> EpisodeSpec:
         """The same plan under another seed of the run draws otherwise."""
@@ -451,7 +489,10 @@ class Trainer:
         if self._teacher is None:
             from agentgym.baselines.core.actor import Actor
 
-            lm, _ = load(self.config.teacher, dtype="fp32", device=str(self.accelerator.device))
+            lm, tokenizer = load(self.config.teacher, dtype="fp32", device=str(self.accelerator.device))
+            own = next(iter(self.learners.values())).tokenizer
+            if tokenizer.get_vocab() != own.get_vocab():
+                raise UsageError("the teacher has another tokenizer than the policy: their tokens cannot be compared")
             self._teacher = Actor(lm.requires_grad_(False).eval(), temperature=self.config.temperature)
         return self._teacher
 
@@ -470,7 +511,7 @@ class Trainer:
                 played = gather_object(played)
             line = evaluation_line(played, self.iteration, mode)
             line |= {"final": final, "split": config.evaluation.split, **self.counts, "seconds": self.seconds}
-            line["scored_tokens"] = sum(learner.scored_tokens for learner in self.learners.values())
+            line["scored_tokens"] = self._scored_tokens()
             line["evaluation_seconds"] = time.monotonic() - began
             self._write(line)
             if mode == "sampled":
@@ -504,6 +545,8 @@ class Trainer:
             "finished": self._finished,
             "best": self._best,
         }
+        if out is None:
+            self._saved = self.iteration
         if self.main:
             checkpoints.save(out or self.out, self.iteration, models, state, self.config.keep_checkpoints)
         self.accelerator.wait_for_everyone()
@@ -527,21 +570,8 @@ class Trainer:
             self.recorder.close()
         if self._log is not None:
             self._log.close()
-
-
-def _refuse_all_lost(episodes: Sequence[Episode]) -> None:
-    """Raises an InfrastructureError if no episode came to an end: there is nothing to learn from, and a cause."""
-    if episodes and not any(episode.finished for episode in episodes):
-        first = episodes[-1]
-        raise InfrastructureError(
-            f"all {len(episodes)} episodes faulted, the last one by {first.cause}: {first.message}. Mend that, then "
-            "continue with --resume"
-        )
-
-
-def _silent(groups: Sequence[Group]) -> int:
-    """Groups whose outcomes are all equal: they say nothing about what was better."""
-    return sum(len({trajectory.outcome for trajectory in group}) < 2 for group in groups)
+        if self.main:
+            self._lock.close()
 
 
 def train(

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from agentgym.baselines.core.card import Card
 from agentgym.baselines.core.estimators import overlong_penalty
-from agentgym.baselines.core.method import Group, Services
+from agentgym.baselines.core.method import Count, Group, Services, Weight, Whole
 from agentgym.baselines.core.sample import Trajectory
 from agentgym.baselines.methods.grpo import GRPO, GRPOConfig
 
@@ -24,12 +24,12 @@ class DAPOConfig(GRPOConfig, frozen=True, kw_only=True):
         overlong_weight: greatest penalty.
     """
 
-    clip_high: float = 0.28
-    generation_batches: int = 10
+    clip_high: Weight = 0.28
+    generation_batches: Count = 10
     filter_by: Literal["reward", "outcome", "success"] = "reward"
-    overlong_length: int = 4096
-    overlong_cache: int = 1024
-    overlong_weight: float = 1.0
+    overlong_length: Whole = 4096
+    overlong_cache: Whole = 1024
+    overlong_weight: Weight = 1.0
 
 
 class DAPO(GRPO):

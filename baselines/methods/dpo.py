@@ -10,7 +10,7 @@ import numpy as np
 
 from agentgym.baselines.core.card import Card
 from agentgym.baselines.core.losses import LossTerm, Weights
-from agentgym.baselines.core.method import Config, Copy, Group, Method, Services, groups_of, score
+from agentgym.baselines.core.method import Config, Copy, Group, Method, Positive, Services, Whole, groups_of, score
 from agentgym.baselines.core.sample import Sample, Trajectory
 from agentgym.errors import UsageError
 
@@ -28,8 +28,8 @@ class DPOConfig(Config, frozen=True, kw_only=True):
         reference_every: iterations after which the reference is the policy again; 0 for never.
     """
 
-    beta: float = 0.1
-    reference_every: int = 0
+    beta: Positive = 0.1
+    reference_every: Whole = 0
 
 
 def preference_loss(beta: float) -> LossTerm:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agentgym.baselines.core.card import Card
+from agentgym.baselines.core.losses import Aggregation
 from agentgym.baselines.methods.grpo import GRPO, GRPOConfig
 
 
@@ -15,7 +16,7 @@ class DrGRPOConfig(GRPOConfig, frozen=True, kw_only=True):
     """
 
     scale: bool = False
-    aggregation: str = "const-norm"
+    aggregation: Aggregation = "const-norm"
 
 
 class DrGRPO(GRPO):

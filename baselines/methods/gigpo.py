@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from agentgym.baselines.core.card import Card
 from agentgym.baselines.core.estimators import discounted_returns, fuzzy_keys, normalise
-from agentgym.baselines.core.method import Method, groups_of
+from agentgym.baselines.core.method import Method, Share, Weight, groups_of
 from agentgym.baselines.core.sample import Trajectory
 from agentgym.baselines.methods.grpo import VERL_AGENT, GRPOConfig, outcome_advantages
 
@@ -21,14 +21,16 @@ class GiGPOConfig(GRPOConfig, frozen=True, kw_only=True):
     Attributes:
         gamma: discount of the step returns.
         step_weight: w, weight of the step advantage.
-        mode: "mean_std_norm" divides the step advantages by their standard deviation, "mean_norm" only centres them.
+        mode: "mean_std_norm" divides the advantages of episodes and of steps by their standard deviations,
+            "mean_norm" only centres both.
+        scale: with false, the episodes' advantages are only centred whatever the mode.
         similarity: with a value below 1, turns of one task whose observations are this similar share a group.
     """
 
-    gamma: float = 0.95
-    step_weight: float = 1.0
+    gamma: Share = 0.95
+    step_weight: Weight = 1.0
     mode: Literal["mean_norm", "mean_std_norm"] = "mean_std_norm"
-    similarity: float = 1.0
+    similarity: Share = 1.0
 
 
 def step_keys(trajectories: Sequence[Trajectory], similarity: float) -> list[tuple[str, object]]:
@@ -56,6 +58,7 @@ class GiGPO(Method):
         hooks=("capability: state_key", "group key: state"),
         differences=(
             "each trajectory enters the episode statistics once; verl-agent counts it once a turn (preset)",
+            "mode mean_norm centres both terms, as verl-agent does; `scale` off centres the episode term alone (ours)",
             "states are compared by the environment's state key, verl-agent compares observations",
         ),
     )
@@ -64,14 +67,15 @@ class GiGPO(Method):
     needs = frozenset({"state_key"})
 
     def turn_advantages(self, trajectories: Sequence[Trajectory]) -> list[NDArray[np.float64]]:
-        """A_E + w A_S."""
+        """A_E + w A_S, both scaled or both only centred by the mode."""
         config = self.config
-        outcome = outcome_advantages(trajectories, config)
+        scale = config.mode == "mean_std_norm"
+        outcome = outcome_advantages(trajectories, config, scale=scale)
         returns = [discounted_returns(t.rewards, config.gamma) for t in trajectories]
         step = normalise(
             np.concatenate(returns) if returns else [],
             step_keys(trajectories, config.similarity),
-            scale=config.mode == "mean_std_norm",
+            scale=scale,
             ddof=config.ddof,
         )
         parts = np.split(step, np.cumsum([len(t) for t in trajectories])[:-1])

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from agentgym.baselines.core.card import Card
 from agentgym.baselines.core.estimators import normalise
-from agentgym.baselines.core.method import Config, Method
+from agentgym.baselines.core.method import Config, Ddof, Method
 from agentgym.baselines.core.sample import Trajectory
 
 
@@ -25,7 +25,7 @@ class GRPOConfig(Config, frozen=True, kw_only=True):
     """
 
     scale: bool = True
-    ddof: int = 1
+    ddof: Ddof = 1
     stat_weighting: Literal["trajectory", "per_turn"] = "trajectory"
     singleton: Literal["zero", "raw"] = "zero"
 
@@ -33,12 +33,14 @@ class GRPOConfig(Config, frozen=True, kw_only=True):
 VERL_AGENT: Mapping[str, Any] = {"stat_weighting": "per_turn", "singleton": "raw"}
 
 
-def outcome_advantages(trajectories: Sequence[Trajectory], config: GRPOConfig) -> NDArray[np.float64]:
-    """A_i = Z_g(R_i) (or C_g), one a trajectory."""
+def outcome_advantages(
+    trajectories: Sequence[Trajectory], config: GRPOConfig, *, scale: bool = True
+) -> NDArray[np.float64]:
+    """A_i = Z_g(R_i), or C_g unless both `config.scale` and `scale`; one a trajectory."""
     return normalise(
         [t.outcome for t in trajectories],
         [t.group for t in trajectories],
-        scale=config.scale,
+        scale=config.scale and scale,
         ddof=config.ddof,
         counts=[len(t) for t in trajectories] if config.stat_weighting == "per_turn" else None,
         singleton=config.singleton,

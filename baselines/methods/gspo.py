@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from agentgym.baselines.core.card import Card
-from agentgym.baselines.core.losses import LossTerm, clipped_policy_gradient
+from agentgym.baselines.core.losses import Aggregation, LossTerm, clipped_policy_gradient
+from agentgym.baselines.core.method import Weight
 from agentgym.baselines.methods.grpo import GRPO, GRPOConfig
 
 
@@ -18,9 +19,9 @@ class GSPOConfig(GRPOConfig, frozen=True, kw_only=True):
         level: what shares a ratio: a whole sequence, or the tokens of each turn.
     """
 
-    clip_low: float = 3e-4
-    clip_high: float = 4e-4
-    aggregation: str = "seq-mean-token-mean"
+    clip_low: Weight = 3e-4
+    clip_high: Weight = 4e-4
+    aggregation: Aggregation = "seq-mean-token-mean"
     level: Literal["sequence", "turn"] = "sequence"
 
 

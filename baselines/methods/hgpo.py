@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from agentgym.baselines.core.card import Card
 from agentgym.baselines.core.estimators import discounted_returns, history_keys, normalise
-from agentgym.baselines.core.method import Method
+from agentgym.baselines.core.method import Ddof, Method, Share, Weight, Whole
 from agentgym.baselines.core.sample import Trajectory
 from agentgym.baselines.methods.grpo import GRPOConfig, outcome_advantages
 
@@ -24,7 +24,7 @@ class HGPOConfig(GRPOConfig, frozen=True, kw_only=True):
         gamma: discount of the step returns.
         history_length: K; groups are made for the last 1 ... K + 1 states.
         alpha: the weight of level k is (k + 1) ** alpha, over the levels that contribute.
-        mode: "mean_std_norm" divides by the standard deviation, "mean_norm" only centres.
+        mode: "mean_std_norm" divides by the standard deviation, "mean_norm" only centres, the base group too.
         step_ddof: of the step groups' standard deviation; 0 for the population's.
         base_group: the outcome's advantage is level 0.
         scale, ddof, stat_weighting, singleton: of the base group, see `GRPOConfig`.
@@ -32,11 +32,11 @@ class HGPOConfig(GRPOConfig, frozen=True, kw_only=True):
             (verl-agent).
     """
 
-    gamma: float = 0.95
-    history_length: int = 2
-    alpha: float = 1.0
+    gamma: Share = 0.95
+    history_length: Whole = 2
+    alpha: Weight = 1.0
     mode: Literal["mean_norm", "mean_std_norm"] = "mean_std_norm"
-    step_ddof: int = 0
+    step_ddof: Ddof = 0
     base_group: bool = False
     short_history: Literal["prefix", "skip"] = "prefix"
 
@@ -73,7 +73,8 @@ class HGPO(Method):
         returns = np.concatenate([discounted_returns(t.rewards, config.gamma) for t in trajectories])
         levels = [(k, self._level(trajectories, returns, k)) for k in range(1, config.history_length + 2)]
         if config.base_group:
-            levels.append((0, np.repeat(outcome_advantages(trajectories, config), sizes)))
+            base = outcome_advantages(trajectories, config, scale=config.mode == "mean_std_norm")
+            levels.append((0, np.repeat(base, sizes)))
         total, weights = np.zeros(len(returns)), np.zeros(len(returns))
         for k, advantage in levels:
             weight = (k + 1.0) ** config.alpha * (np.abs(advantage) > ZERO)

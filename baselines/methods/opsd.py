@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from agentgym.baselines.core.card import Card
 from agentgym.baselines.core.losses import LossTerm, k3, over
-from agentgym.baselines.core.method import Copy, Method, Services, groups_of, score
+from agentgym.baselines.core.method import Copy, Method, Services, Share, Weight, Whole, groups_of, score
 from agentgym.baselines.core.sample import Trajectory
 from agentgym.baselines.methods.grpo import GRPO, GRPOConfig
 from agentgym.baselines.methods.opd import gap_to_policy
@@ -38,10 +38,10 @@ class OPSDConfig(GRPOConfig, frozen=True, kw_only=True):
     variant: Literal["opsd", "rlsd", "skill-sd"] = "opsd"
     source: Literal["peer", "text"] = "peer"
     text: str = ""
-    teacher_every: int = 0
-    mix: float = 0.5
-    shaping_clip: float = 0.2
-    coefficient: float = 0.001
+    teacher_every: Whole = 0
+    mix: Share = 0.5
+    shaping_clip: Share = 0.2
+    coefficient: Weight = 0.001
 
 
 def shaped(advantage: NDArray[np.float32], gap: NDArray[np.float32], mix: float, clip: float) -> NDArray[np.float32]:
@@ -66,14 +66,14 @@ def _told(trajectory: Trajectory) -> str:
     return f"For reference, this is a sequence of actions that solved the task:\n{actions}"
 
 
-def teacher_term(coefficient: float, aggregation: str) -> LossTerm:
-    """Skill-SD: ratio x k3(lp_T - lp), over the tokens that a teacher has scored."""
+def teacher_term(coefficient: float, aggregation: str, *, max_length: int = 1024) -> LossTerm:
+    """Skill-SD: ratio x k3(lp - lp_T), over the tokens that a teacher has scored."""
 
     def loss(batch: Batch, outputs: Outputs) -> Any:
         ratio = (outputs.logp - batch["behaviour_logp"]).clamp(max=10.0).exp()
-        return ratio * k3(batch["teacher_logp"] - outputs.logp)
+        return ratio * k3(outputs.logp - batch["teacher_logp"])
 
-    return LossTerm("skill_sd", loss, over("teacher_weight", aggregation), coefficient)
+    return LossTerm("skill_sd", loss, over("teacher_weight", aggregation, max_length=max_length), coefficient)
 
 
 class OPSD(GRPO):
@@ -90,6 +90,7 @@ class OPSD(GRPO):
         differences=(
             "the privileged context is a peer's success or one given text, SDAR's code retrieves skills",
             "without a privileged context the gap counts as 0",
+            "skill-sd: exp(d) - d - 1 of d = lp - lp_T, as its formula is written; the KL term has d = lp_ref - lp",
             "the gap is taken at the sampled tokens with the log-probabilities they were played with",
         ),
     )
@@ -103,7 +104,7 @@ class OPSD(GRPO):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         if config.source == "text" and not config.text.strip():
-            raise UsageError('opsd with source "text" needs the privileged text: set method.text')
+            raise UsageError('opsd with source "text" needs the privileged text: add --option text="..."')
 
     @property
     def copies(self) -> dict[str, Copy]:
@@ -148,7 +149,8 @@ class OPSD(GRPO):
         """GRPO's terms, and Skill-SD's where it is chosen."""
         terms = super().losses()
         if self.config.variant == "skill-sd":
-            terms.append(teacher_term(self.config.coefficient, self.config.aggregation))
+            config = self.config
+            terms.append(teacher_term(config.coefficient, config.aggregation, max_length=config.max_length))
         return terms
 
     def after(self, iteration: int, trajectories: Sequence[Trajectory]) -> dict[str, float]:

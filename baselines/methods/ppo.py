@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from agentgym.baselines.core.card import Card
 from agentgym.baselines.core.estimators import generalised_advantages, whiten
 from agentgym.baselines.core.losses import LossTerm, value_regression
-from agentgym.baselines.core.method import Config, Method, Services, score
+from agentgym.baselines.core.method import Config, Ddof, Method, Positive, Services, Share, Weight, score
 from agentgym.baselines.core.sample import Trajectory
 
 Floats = NDArray[np.float64]
@@ -30,12 +30,12 @@ class PPOConfig(Config, frozen=True, kw_only=True):
     """
 
     level: Literal["token", "turn"] = "token"
-    gamma: float = 1.0
-    lam: float = 0.95
-    value_clip: float | None = 0.5
-    value_coefficient: float = 0.5
+    gamma: Share = 1.0
+    lam: Share = 0.95
+    value_clip: Positive | None = 0.5
+    value_coefficient: Weight = 0.5
     whiten: bool = True
-    ddof: int = 1
+    ddof: Ddof = 1
 
 
 def estimate(trajectory: Trajectory, config: PPOConfig) -> None:
@@ -127,7 +127,13 @@ class PPO(Method):
     def losses(self) -> list[LossTerm]:
         """The clipped policy gradient and the clipped value loss."""
         config = self.config
-        return [*super().losses(), value_regression(config.value_coefficient, config.value_clip)]
+        value = value_regression(
+            config.value_coefficient,
+            config.value_clip,
+            aggregation=config.aggregation,
+            max_length=config.max_length,
+        )
+        return [*super().losses(), value]
 
 
 METHOD = PPO

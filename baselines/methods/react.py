@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agentgym.baselines.core.card import Card
-from agentgym.baselines.core.method import Config, Method
+from agentgym.baselines.core.method import Config, Count, Method
 
 if TYPE_CHECKING:
     from agentgym.rollout import EpisodeSpec
@@ -25,7 +25,7 @@ class ReActConfig(Config, frozen=True, kw_only=True):
         examples: worked examples, each a transcript.
     """
 
-    group_size: int = 1
+    group_size: Count = 1
     instructions: str = INSTRUCTIONS
     examples: tuple[str, ...] = ()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from agentgym.baselines.core.card import Card
-from agentgym.baselines.core.method import Services, group_specs
+from agentgym.baselines.core.method import Count, Services, Whole, group_specs
 from agentgym.baselines.core.sample import Trajectory
 from agentgym.baselines.methods.react import ReAct, ReActConfig
 from agentgym.baselines.methods.rft import action_strings
@@ -31,11 +31,11 @@ class ReflexionConfig(ReActConfig, frozen=True, kw_only=True):
         max_transcript: characters of the failed attempt that the model rereads, the rest being cut from its middle.
     """
 
-    max_trials: int = 3
-    memory_size: int = 3
-    lesson_tokens: int = 128
-    lesson_sentences: int = 3
-    max_transcript: int = 8000
+    max_trials: Count = 3
+    memory_size: Whole = 3
+    lesson_tokens: Count = 128
+    lesson_sentences: Count = 3
+    max_transcript: Count = 8000
 
 
 class _Open(msgspec.Struct):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from agentgym.baselines.core.card import Card
 from agentgym.baselines.core.estimators import discounted_returns, whiten
-from agentgym.baselines.core.method import Copy, Method, Services, score
+from agentgym.baselines.core.method import Copy, Method, Services, Share, Weight, score
 from agentgym.baselines.core.sample import Sample, Trajectory
 from agentgym.baselines.methods.grpo import GRPOConfig, outcome_advantages
 
@@ -28,8 +28,8 @@ class ReinforcePPConfig(GRPOConfig, frozen=True, kw_only=True):
     """
 
     baseline: Literal["none", "group"] = "none"
-    kl_reward: float = 0.001
-    gamma: float = 1.0
+    kl_reward: Weight = 0.001
+    gamma: Share = 1.0
     scale: bool = False
 
 

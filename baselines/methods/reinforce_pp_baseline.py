@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from agentgym.baselines.core.card import Card
+from agentgym.baselines.core.method import Weight
 from agentgym.baselines.methods.grpo import VERL_AGENT
 from agentgym.baselines.methods.reinforce_pp import ReinforcePP, ReinforcePPConfig
 
@@ -14,7 +15,7 @@ class ReinforcePPBaselineConfig(ReinforcePPConfig, frozen=True, kw_only=True):
     """Numbers of REINFORCE++-baseline; the KL term, where it is wanted, is a part of the loss."""
 
     baseline: Literal["none", "group"] = "group"
-    kl_reward: float = 0.0
+    kl_reward: Weight = 0.0
 
 
 class ReinforcePPBaseline(ReinforcePP):

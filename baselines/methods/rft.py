@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from agentgym.baselines.core.card import Card
 from agentgym.baselines.core.losses import LossTerm, cross_entropy
-from agentgym.baselines.core.method import Config, Group, Method, Services
+from agentgym.baselines.core.method import Config, Count, Group, Method, Services
 from agentgym.baselines.core.sample import Trajectory
 
 
@@ -19,7 +19,7 @@ class RFTConfig(Config, frozen=True, kw_only=True):
         deduplicate: leave out a success whose actions are those of another one of its task.
     """
 
-    per_task: int = 2
+    per_task: Count = 2
     shortest: bool = False
     deduplicate: bool = True
 
@@ -72,7 +72,7 @@ class RFT(Method):
 
     def losses(self) -> list[LossTerm]:
         """-log p of the actions that were kept."""
-        return [cross_entropy(aggregation=self.config.aggregation)]
+        return [cross_entropy(aggregation=self.config.aggregation, max_length=self.config.max_length)]
 
 
 METHOD = RFT

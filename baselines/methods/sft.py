@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from agentgym.baselines.core.card import Card
 from agentgym.baselines.core.losses import LossTerm, cross_entropy
-from agentgym.baselines.core.method import Config, Method, Services
+from agentgym.baselines.core.method import Config, Count, Method, Services, Weight
 from agentgym.baselines.core.sample import Trajectory
 
 
@@ -18,8 +18,8 @@ class SFTConfig(Config, frozen=True, kw_only=True):
         observation_weight: weight of observation tokens beside 1 for action tokens; 0 imitates actions only.
     """
 
-    group_size: int = 1
-    observation_weight: float = 0.0
+    group_size: Count = 1
+    observation_weight: Weight = 0.0
 
 
 class SFT(Method):
@@ -50,7 +50,7 @@ class SFT(Method):
 
     def losses(self) -> list[LossTerm]:
         """-log p of the imitated tokens."""
-        return [cross_entropy(aggregation=self.config.aggregation)]
+        return [cross_entropy(aggregation=self.config.aggregation, max_length=self.config.max_length)]
 
 
 METHOD = SFT

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +23,9 @@ from agentgym.baselines.study.run import Tally, drive, read_failures
 from agentgym.baselines.study.summary import read_summary
 from agentgym.errors import UsageError
 from agentgym.view.table import plain
+
+_OUT = Path("runs/study")
+_RESULTS = Path("docs/results")
 
 
 def study(
@@ -36,10 +40,8 @@ def study(
         list[str] | None, typer.Option(metavar="METHOD", help="Run only this method of the study; may be repeated.")
     ] = None,
     report_only: Annotated[bool, typer.Option("--report-only", help="Run nothing, write the report.")] = False,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of checkpoints and logs.")] = Path("runs/study"),
-    results: Annotated[Path, typer.Option(help="Folder of summaries and reports, to be committed.")] = Path(
-        "docs/results"
-    ),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of checkpoints and logs.")] = _OUT,
+    results: Annotated[Path, typer.Option(help="Folder of summaries and reports, to be committed.")] = _RESULTS,
 ) -> None:
     """Compares training methods on one budget: methods x cold starts x seeds. Stop it at will and run it again."""
     if report_only and (only or sitting is not None):
@@ -49,33 +51,63 @@ def study(
     name = plan.study.name
     runs = planned_runs(plan)
     folder = results / name
-    tally = Tally([], [], [], [])
+    tally, stopped = Tally([], [], [], []), False
+    again = _command(str(file), out, results, parallel=parallel, sitting=sitting, only=only or [])
     if not report_only:
         chosen = select(runs, only or [])
         check_settings(chosen)
+        read_failures(folder)  # a damaged file is refused now, not after hours of runs
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it stops the runs too
         try:
             tally = drive(
                 chosen, out / name, folder, name=name, parallel=parallel or plan.study.parallel, sitting=sitting
             )
         except KeyboardInterrupt:
-            console.print(f"\nStopped. Continue with: agentgym study {escape(str(file))}", highlight=False)
-            raise typer.Exit(130) from None
+            stopped = True
+            _say(console, f"\nStopped. Continue with: {again}")
         finally:
             signal.signal(signal.SIGTERM, before)
     digests = model_digests(runs, needed=False)
     found = [summary for run in runs if (summary := read_summary(folder, run, digests)) is not None]
     analysis = analyse(plan, runs, found)
     failures = [failure for failure in read_failures(folder) if failure.id in analysis.missing]
-    path = write_report(folder, analysis, failures, command=f"agentgym study {_relative(file)}")
+    path = write_report(folder, analysis, failures, command=_command(_relative(file), out, results))
     console.print(_short_table(analysis))
     for text, ids in (("failed", tally.failed), ("run by another process", tally.busy), ("left", tally.left)):
         if ids:
             shown = ", ".join(ids[:8]) + (", ..." if len(ids) > 8 else "")
-            console.print(f"{text}: {len(ids)} ({shown})", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"Report: {path}", markup=False, highlight=False, soft_wrap=True)
+            _say(console, f"{text}: {len(ids)} ({shown})")
+    if tally.left:
+        _say(console, f"Continue with: {again}")
+    _say(console, f"Report: {path}")
+    if stopped:
+        raise typer.Exit(130)
     if tally.failed:
         raise typer.Exit(1)
+
+
+def _say(console: Console, text: str) -> None:
+    """Prints a line as it is: not wrapped, so that a command in it can be copied."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _command(
+    file: str,
+    out: Path,
+    results: Path,
+    *,
+    parallel: int | None = None,
+    sitting: float | None = None,
+    only: Sequence[str] = (),
+) -> str:
+    """The command that works on the same study: whatever differs from the default is in it."""
+    words = ["agentgym", "study", file]
+    words += ["--parallel", str(parallel)] if parallel is not None else []
+    words += ["--sitting", f"{sitting:g}"] if sitting is not None else []
+    words += [word for name in only for word in ("--only", name)]
+    words += ["--out", out.as_posix()] if out != _OUT else []
+    words += ["--results", results.as_posix()] if results != _RESULTS else []
+    return shlex.join(words)
 
 
 def _relative(file: Path) -> str:

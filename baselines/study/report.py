@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ REPORT = "README.md"
 _FEW_RUNS = 5
 _FEW_STARTS = 5
 _LEAST_STARTS = 3
+_LEAST_POINTS = 0.05  # less is 0.0 in print
 
 
 def write_report(folder: Path, analysis: Analysis, failures: Sequence[Failure], *, command: str) -> Path:
@@ -86,21 +88,35 @@ def _setting(analysis: Analysis) -> str:
         f"`{start.name}` with seeds {', '.join(map(str, start.seeds or table.seeds))}" for start in table.cold_starts
     )
     evaluation = train["evaluation"]
-    budget = [f"{train['iterations']} iterations"]
+    budget = [_count(train["iterations"], "iteration")]
     if table.max_env_steps:
         budget.append(f"{table.max_env_steps:,} environment steps")
     if table.max_tokens:
         budget.append(f"{table.max_tokens:,} tokens (generated ones and those of extra scoring passes)")
+    first = ", whichever ends first" if len(budget) > 1 else ""
+    every = "iteration" if evaluation["every"] == 1 else f"{evaluation['every']} iterations"
     world = str(train.get("env_kwargs", {}).get("tasks", train.get("env", "")))
     lines = [
         f"World `{world}`. Every method starts from the same saved models: {starts}.",
-        f"The budget of a run is {', '.join(budget)}, whichever ends first.",
-        f"Held-out success is measured every {evaluation['every']} iterations on "
+        f"The budget of a run is {', '.join(budget)}{first}.",
+        f"Held-out success is measured every {every} on "
         f"{_known(evaluation, 'episodes')} unseen tasks, and at the end on {_known(evaluation, 'final')}.",
+        _HEADLINE,
         *([plain(table.tuning)] if table.tuning else []),
         "Settings, seeds and methods are in the study file; each run's summary is in `runs/`.",
     ]
     return " ".join(lines)
+
+
+_HEADLINE = (
+    "Mean held-out success, by which methods are ranked, is the mean of all evaluations with sampled commands after "
+    "iteration 0, each with the same weight; where the budget ended a run early, its last value is carried forward to "
+    "the evaluations left out."
+)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _known(table: dict[str, object], key: str) -> str:
@@ -228,12 +244,8 @@ def _check_table(analysis: Analysis, shown: Sequence[MethodResult]) -> str:
                 ),
             ]
         )  # fmt: skip
-    head = [
-        "method",
-        "mean success, clustered",
-        f"over the first {analysis.horizon:,} environment steps [95%]",
-        "pairs",
-    ]
+    head = ["method", *(["mean success, clustered"] if clustered else [])]
+    head += [f"over the first {analysis.horizon:,} environment steps [95%]", "pairs"]
     head += ["difference, these pairs alone", *(f"difference on `{start}`" for start in starts)]
     return _table(head, rows, left=1)
 
@@ -251,10 +263,7 @@ def notes(analysis: Analysis) -> list[str]:
         else:
             found.append(f"{top[0].entry.shown} is shown to be better than every other method here.")
         if not math.isnan(analysis.visible):
-            found.append(
-                f"Two methods had to differ by about {100 * analysis.visible:.1f} points to be told apart; the noise "
-                f"between runs is {100 * analysis.model.sigma:.1f} points, {analysis.model.df} degrees of freedom."
-            )
+            found.append(_noise(analysis))
     worse = [r for r in shown if r.difference is not None and r.difference.p < 0.05 and r.difference.value < 0]
     if worse:
         baseline = next(m for m in analysis.study.method if m.name == analysis.study.baseline)
@@ -271,8 +280,8 @@ def notes(analysis: Analysis) -> list[str]:
     if min(runs, default=0) < _FEW_RUNS:
         found.append(f"Some methods have fewer than {_FEW_RUNS} runs: their place is a first impression.")
     if starts < _FEW_STARTS:
-        found.append(f"All runs start from {starts} cold start{'s' if starts > 1 else ''} in one world with a tiny "
-                     "model: the ranking need not carry over to others.")  # fmt: skip
+        found.append(f"All runs start from {_count(starts, 'cold start')} in one world: the ranking need not carry "
+                     "over to other worlds, or to models of another size.")  # fmt: skip
     versions = {run.code for result in shown for run in result.runs}
     if len(versions) > 1:
         found.append(f"The trainer's source changed while the study ran: runs of {len(versions)} states of it are here "
@@ -282,6 +291,21 @@ def notes(analysis: Analysis) -> list[str]:
         found.append("The methods have unequal numbers of runs; differences are adjusted for the cold starts and seeds "
                      "that are there, means are not.")  # fmt: skip
     return found
+
+
+def _noise(analysis: Analysis) -> str:
+    """How far two methods had to be apart; nothing of the kind where the runs show no noise to measure it by."""
+    points, freedom = 100 * analysis.visible, analysis.model.df
+    if points < _LEAST_POINTS:
+        return (
+            "These runs show next to no noise, as where all win every task or none: no smallest difference can be "
+            "given, and intervals and p-values look better than they are."
+        )
+    degrees = f"{freedom} degree{'' if freedom == 1 else 's'} of freedom"
+    return (
+        f"Two methods had to differ by about {points:.1f} points to be told apart; the noise between runs is "
+        f"{100 * analysis.model.sigma:.1f} points, {degrees}."
+    )
 
 
 def _missing(analysis: Analysis, failures: Sequence[Failure]) -> str:
@@ -351,8 +375,9 @@ def _names(results: Sequence[MethodResult]) -> str:
 
 
 def _reached(result: MethodResult) -> str:
-    there = sorted(iteration for iteration in result.reached if iteration is not None)
-    return f"{there[len(there) // 2]} ({len(there)}/{len(result.reached)})" if there else f"- (0/{len(result.reached)})"
+    there = [iteration for iteration in result.reached if iteration is not None]
+    median = f"{statistics.median(there):g}" if there else "-"
+    return f"{median} ({len(there)}/{len(result.reached)})"
 
 
 def _percent(value: Spread) -> str:

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from agentgym.baselines.study.plan import PlannedRun, model_digests
 from agentgym.baselines.study.progress import StudyProgress, Tail
-from agentgym.baselines.study.summary import METRICS, code_digest, read_summary, summarise, write_summary
+from agentgym.baselines.study.summary import METRICS, code_digest, read_record, read_summary, summarise, write_summary
 from agentgym.episode import write_atomically
 from agentgym.errors import DataError
 
@@ -260,6 +260,10 @@ def _stop(running: Sequence[_Running]) -> None:
 
 
 def read_failures(results: Path) -> list[Failure]:
-    """The failures kept in a study's results, by id."""
+    """The failures kept in a study's results, by id.
+
+    Raises:
+        DataError: for a file that is damaged.
+    """
     paths = sorted((results / "runs").glob("*.failed.json"))
-    return [msgspec.json.decode(path.read_bytes(), type=Failure) for path in paths]
+    return [read_record(path, Failure, "record of a failed run") for path in paths]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,6 +17,8 @@ from agentgym.errors import DataError
 
 METRICS = "metrics.jsonl"
 FORMAT = 1
+_REMOVE = "Remove it, and the study makes the run again"
+Record = TypeVar("Record")
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -281,6 +284,45 @@ def write_summary(folder: Path, summary: RunSummary) -> Path:
     return path
 
 
+def read_record(path: Path, kind: type[Record], what: str) -> Record:
+    """Reads one JSON file of a run.
+
+    Args:
+        path: of the file.
+        kind: what it must hold.
+        what: that is in words.
+
+    Raises:
+        DataError: if it cannot be read or holds something else.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataError(path, f"is no {what} ({error})", _REMOVE) from error
+
+
+def _damage(summary: RunSummary, run: PlannedRun) -> str:
+    """What is wrong with a summary whose fields have the right types, or ""."""
+    named = (summary.id, summary.method, summary.cold_start, summary.seed)
+    if named != (run.id, run.method.name, run.cold_start.name, run.seed):
+        return f"it is that of {summary.id!r}: method {named[1]!r}, cold start {named[2]!r}, seed {named[3]}"
+    if summary.format != FORMAT:
+        return f"its format is {summary.format}, not {FORMAT}"
+    curve = summary.curve
+    lengths = {name: len(getattr(curve, name)) for name in curve.__struct_fields__}
+    if len(set(lengths.values())) > 1:
+        return "its curve has unequal columns: " + ", ".join(f"{name} {length}" for name, length in lengths.items())
+    if len(curve.iteration) < 2:
+        return "its curve has fewer than two evaluations"
+    if any(after <= before for before, after in itertools.pairwise(curve.iteration)):
+        return "the iterations of its curve do not increase"
+    if any(after < before for before, after in itertools.pairwise(curve.env_steps)):
+        return "the environment steps of its curve decrease"
+    if not all(0 <= rate <= 1 for rate in (*curve.success, summary.sampled.success, summary.greedy.success)):
+        return "it has a success outside of 0 to 1"
+    return ""
+
+
 def read_summary(folder: Path, run: PlannedRun, digests: Mapping[str, str | None] | None = None) -> RunSummary | None:
     """The summary of a planned run, or None if it has not been made.
 
@@ -293,12 +335,11 @@ def read_summary(folder: Path, run: PlannedRun, digests: Mapping[str, str | None
         DataError: if it is no summary, or one of a run with other settings or other models.
     """
     path = summary_path(folder, run.id)
-    try:
-        summary = msgspec.json.decode(path.read_bytes(), type=RunSummary)
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DataError(path, f"is no summary of a run ({error})", "Remove it, and the study runs it again") from error
+    summary = read_record(path, RunSummary, "summary of a run")
+    if problem := _damage(summary, run):
+        raise DataError(path, f"is no summary of a run ({problem})", _REMOVE)
     mend = "Give the study another name, restore what it was made with, or remove the summary to run it anew"
     if summary.settings_digest != run.digest:
         raise DataError(path, f"was made with other settings: {_differences(summary.settings, run.settings)}", mend)

@@ -23,6 +23,7 @@ from agentgym.baselines.core.method import make_method
 from agentgym.baselines.core.sample import Trajectory
 from agentgym.baselines.methods.opsd import shaped
 from agentgym.baselines.methods.ppo import rewards_at
+from agentgym.errors import UsageError
 from tests.baselines.toy import FakeServices, run, toy_a, trajectory
 
 few = settings(max_examples=30, deadline=None, derandomize=True)
@@ -48,6 +49,16 @@ def groups(draw: Any, *, group: str = "task", least: int = 2) -> list[Trajectory
 
 def turn_advantages(method: str, trajectories: list[Trajectory], **options: Any) -> list[Any]:
     return list(make_method(method, options).turn_advantages(trajectories))
+
+
+def test_a_reward_that_is_not_a_number_is_refused() -> None:
+    nan = float("nan")
+    with pytest.raises(UsageError, match="value 1 of the set 'b' is nan"):
+        normalise([1.0, 0.0, nan], ["b", "a", "b"])
+    with pytest.raises(UsageError, match="value 0 of the set 'a' is nan"):
+        leave_one_out([1.0, nan], ["b", "a"])
+    with pytest.raises(UsageError, match="value 2 is inf"):
+        whiten([[1.0, 0.0], [float("inf")]])
 
 
 @few

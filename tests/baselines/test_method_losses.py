@@ -147,9 +147,42 @@ def test_skill_sd_draws_the_policy_to_the_teacher_where_there_is_one() -> None:
     run(method, made, services)
     samples = method.samples(made)
     loss, _ = total_loss([method.losses()[-1]], samples, [[-0.9, -1.0], [-0.9, -1.0]])
-    # Only the failed one has a successful peer; gaps .4 and -.5, ratios exp(.1) and 1.
-    wanted = np.mean([np.exp(0.1) * (np.exp(0.4) - 1.4), np.exp(-0.5) - 0.5])
+    # Only the failed one has a successful peer; lp - lp_T is -.4 and .5, the ratios are exp(.1) and 1.
+    wanted = np.mean([np.exp(0.1) * (np.exp(-0.4) - 0.6), np.exp(0.5) - 1.5])
     assert loss == pytest.approx(wanted, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("grpo", {"kl_coefficient": 0.1, "entropy_coefficient": 0.1}),
+        ("sft", {}),
+        ("rft", {}),
+        ("ppo", {}),
+        ("gspo", {}),
+        ("opd", {"mode": "loss"}),
+        ("opsd", {"preset": "skill-sd"}),
+    ],
+)
+def test_every_term_is_divided_by_the_greatest_length(method: str, options: dict[str, Any]) -> None:
+    (one,) = group_of([1.0], tokens=[3])
+    chosen = make_method(method, {**options, "aggregation": "const-norm", "max_length": 10})
+    for sample in one.samples:
+        sample.ce_weight[sample.action_mask] = 1.0
+        for name in ("value_weight", "teacher_weight"):
+            sample.fields[name] = sample.action_mask.astype(np.float32)
+    for term in chosen.losses():
+        (weights,) = term.weights(one.samples)
+        np.testing.assert_allclose(weights[one.samples[0].action_mask], 0.1, err_msg=term.name)
+
+
+@pytest.mark.parametrize("advantage", [0.0, 1.0, -1.0])
+def test_a_ratio_beyond_all_bounds_still_gives_a_number(advantage: float) -> None:
+    for method in ("grpo", "gspo"):
+        for logp in (200.0, -200.0):
+            loss, (derivative,) = total_loss(make_method(method).losses(), [sample([advantage])], [[logp]])
+            assert np.isfinite(loss)
+            assert np.isfinite(derivative).all()
 
 
 POLICY_GRADIENTS = ("grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "dapo", "gspo", "gigpo", "hgpo")

@@ -58,10 +58,15 @@ def test_gigpo() -> None:
     close(step, GIGPO_STEP, 2e-4)
 
 
-def test_gigpo_that_only_centres_its_steps() -> None:
-    episode = [0.8660, -0.8660, -0.8660, 0.8660]
-    found = run("gigpo", toy_a(), mode="mean_norm")
-    close([a - whole for a, whole in zip(found, episode, strict=True)], GIGPO_MEAN)
+def test_gigpo_that_only_centres_both_of_its_terms() -> None:
+    episode = [0.5, -0.5, -0.5, 0.5]  # C(R) of 1, 0, 0, 1
+    wanted = [np.add(step, whole) for step, whole in zip(GIGPO_MEAN, episode, strict=True)]
+    close(run("gigpo", toy_a(), mode="mean_norm"), wanted)
+
+
+def test_gigpo_can_centre_its_episode_term_alone() -> None:
+    wanted = [np.add(step, whole) for step, whole in zip(GIGPO_STEP, [0.5, -0.5, -0.5, 0.5], strict=True)]
+    close(run("gigpo", toy_a(), scale=False), wanted, 2e-4)
 
 
 def test_gigpo_as_verl_agent() -> None:
@@ -73,6 +78,13 @@ def test_gigpo_as_verl_agent() -> None:
 def test_hgpo() -> None:
     wanted = [[1.0506, 0.8828], [-0.9993, -1.1657, -0.7071], [-0.9993, -0.8828], [0.9481, 1.1657, 0.7071]]
     close(run("hgpo", toy_a(), history_length=1), wanted)
+
+
+@pytest.mark.parametrize(("mode", "wanted"), [("mean_norm", 0.5), ("mean_std_norm", 0.8660)])
+def test_hgpo_divides_its_base_group_only_where_it_divides_its_steps(mode: str, wanted: float) -> None:
+    # All states differ, so the base group is the only level.
+    found = run("hgpo", group_of([1, 0, 0, 1]), mode=mode, base_group=True)
+    close(found, [[wanted], [-wanted], [-wanted], [wanted]])
 
 
 def test_reinforce_pp() -> None:

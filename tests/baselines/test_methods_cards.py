@@ -98,6 +98,55 @@ def test_a_page_tells_numbers_grade_and_status(name: str) -> None:
             assert f"| `{field.name}` | {shown} |" in page, f"docs/methods/{name}.md has another {field.name}"
 
 
+@pytest.mark.parametrize(
+    ("method", "option", "value"),
+    [
+        ("grpo", "group_size", 0),
+        ("grpo", "epochs", 0),
+        ("grpo", "clip_low", -0.1),
+        ("grpo", "clip_high", float("nan")),
+        ("grpo", "kl_coefficient", "inf"),
+        ("grpo", "ddof", 2),
+        ("grpo", "max_length", 0),
+        ("gigpo", "gamma", 1.1),
+        ("gigpo", "similarity", -1),
+        ("hgpo", "history_length", -1),
+        ("dapo", "generation_batches", 0),
+        ("ppo", "lam", 2),
+        ("ppo", "value_clip", 0),
+        ("dpo", "beta", 0),
+        ("opsd", "mix", 1.5),
+        ("reflexion", "max_trials", 0),
+    ],
+)
+def test_a_number_out_of_its_range_is_refused_by_name(method: str, option: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=option):
+        make_method(method, {option: value})
+
+
+def test_every_number_of_every_method_has_a_range() -> None:
+    for name in METHODS:
+        for field in msgspec.inspect.type_info(find_method(name).Config).fields:  # type: ignore[attr-defined]
+            kinds = field.type.types if isinstance(field.type, msgspec.inspect.UnionType) else (field.type,)
+            for kind in kinds:
+                if isinstance(kind, msgspec.inspect.IntType | msgspec.inspect.FloatType):
+                    assert kind.ge is not None or kind.gt is not None, f"{field.name} of {name} has no lower bound"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_float_option_may_be_infinite_or_no_number(name: str) -> None:
+    for field in msgspec.structs.fields(find_method(name).Config):
+        if isinstance(field.default, float):
+            for value in (float("nan"), float("inf")):
+                with pytest.raises(UsageError, match=field.name):
+                    make_method(name, {field.name: value})
+
+
+def test_an_unknown_average_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match=r"Did you mean 'token-mean'"):
+        make_method("grpo", {"aggregation": "token-men"})
+
+
 def test_methods_need_no_torch_until_they_train() -> None:
     code = (
         "import sys\n"
@@ -116,5 +165,5 @@ def test_an_unknown_method_is_refused_with_a_hint() -> None:
 
 
 def test_opsd_with_a_text_needs_the_text() -> None:
-    with pytest.raises(UsageError, match="text"):
+    with pytest.raises(UsageError, match='--option text="'):
         make_method("opsd", {"source": "text"})

@@ -20,6 +20,7 @@ import pandas as pd
 import pytest
 import scipy.stats
 import statsmodels.formula.api as smf
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -42,6 +43,7 @@ from agentgym.baselines.study.summary import (
 from agentgym.errors import DataError, UsageError
 
 TRAINER = (sys.executable, str(Path(__file__).with_name("fake_trainer.py")))
+Patch = pytest.MonkeyPatch
 CONFIGS = Path(__file__).resolve().parents[2] / "baselines" / "configs"
 
 TEXT = """
@@ -74,7 +76,7 @@ train = { optimiser = { lr = 1e-3 } }
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path: Path, monkeypatch: Patch) -> Path:
     """An empty folder with a study file and two cold starts, which is the current one."""
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
@@ -91,7 +93,7 @@ def load(text: str = TEXT) -> tuple[Study, list[PlannedRun]]:
     return study, planned_runs(study)
 
 
-def go(runs: list[PlannedRun], monkeypatch: pytest.MonkeyPatch, *, parallel: int = 2, **how: Any) -> Tally:
+def go(runs: list[PlannedRun], monkeypatch: Patch, *, parallel: int = 2, **how: Any) -> Tally:
     monkeypatch.setenv("FAKE_TRAINER", json.dumps(how))
     console = Console(stderr=True, force_terminal=False)
     return drive(
@@ -171,7 +173,7 @@ def test_the_shipped_study_is_five_seeds_over_two_cold_starts_of_known_methods()
 
 
 def test_runs_are_done_by_single_threads_and_summarised_and_skipped_the_next_time(
-    here: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, monkeypatch: Patch
 ) -> None:
     _, runs = load()
     tally = go(runs, monkeypatch)
@@ -191,7 +193,7 @@ def test_runs_are_done_by_single_threads_and_summarised_and_skipped_the_next_tim
 
 
 def test_a_failed_run_stops_no_other_and_is_kept_until_it_succeeds(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, runs = load()
     tally = go(runs, monkeypatch, crash={"grpo+a+1": 3})
@@ -206,7 +208,7 @@ def test_a_failed_run_stops_no_other_and_is_kept_until_it_succeeds(
     assert read_failures(Path("res")) == []
 
 
-def test_a_sitting_starts_nothing_after_its_time(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sitting_starts_nothing_after_its_time(here: Path, monkeypatch: Patch) -> None:
     _, runs = load()
     monkeypatch.setenv("FAKE_TRAINER", "{}")
     quick = partial(drive, runs, Path("out"), Path("res"), name="small", command=TRAINER, poll=0.02)
@@ -242,9 +244,7 @@ def wait_for(path: Path, lines: int) -> None:
         time.sleep(0.02)
 
 
-def test_ctrl_c_stops_the_runs_and_the_next_sitting_gives_the_same_summaries(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_stops_the_runs_and_the_next_sitting_gives_the_same_summaries(here: Path, monkeypatch: Patch) -> None:
     _, runs = load()
     driver = start(sleep=0.1)
     wait_for(Path("out/grpo+a+0/metrics.jsonl"), 3)
@@ -262,7 +262,7 @@ def test_ctrl_c_stops_the_runs_and_the_next_sitting_gives_the_same_summaries(
     assert broken == [summary_path(Path("res2"), run.id).read_text() for run in runs]
 
 
-def test_runs_that_outlive_a_killed_driver_are_not_run_twice(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_outlive_a_killed_driver_are_not_run_twice(here: Path, monkeypatch: Patch) -> None:
     _, runs = load()
     driver = start(sleep=0.3)
     wait_for(Path("out/grpo+a+0/metrics.jsonl"), 2)
@@ -277,7 +277,7 @@ def test_runs_that_outlive_a_killed_driver_are_not_run_twice(here: Path, monkeyp
     assert set(go(runs, monkeypatch).finished) == {"grpo+a+0", "gigpo-mean+a+0"}
 
 
-def test_a_summary_of_other_settings_is_refused_and_says_which(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_summary_of_other_settings_is_refused_and_says_which(here: Path, monkeypatch: Patch) -> None:
     _, runs = load()
     go(runs, monkeypatch)
     _, changed = load(TEXT.replace("lr = 1e-3", "lr = 2e-3"))
@@ -288,7 +288,7 @@ def test_a_summary_of_other_settings_is_refused_and_says_which(here: Path, monke
         go(runs, monkeypatch)
 
 
-def test_a_folder_begun_with_other_settings_is_not_continued(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_begun_with_other_settings_is_not_continued(here: Path, monkeypatch: Patch) -> None:
     _, runs = load()
     go(runs, monkeypatch, crash={"gigpo-mean+a+0": 3})
     _, changed = load(TEXT.replace("iterations = 6", "iterations = 8"))
@@ -298,16 +298,14 @@ def test_a_folder_begun_with_other_settings_is_not_continued(here: Path, monkeyp
         go(changed, monkeypatch)
 
 
-def test_an_absent_cold_start_is_named_before_anything_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_cold_start_is_named_before_anything_runs(here: Path, monkeypatch: Patch) -> None:
     _, runs = load(TEXT.replace("cold/b", "cold/c"))
     with pytest.raises(DataError, match="cold/c: holds no model"):
         go(runs, monkeypatch)
     assert not Path("out").exists()
 
 
-def test_a_trainer_that_ends_without_its_last_evaluation_has_failed(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trainer_that_ends_without_its_last_evaluation_has_failed(here: Path, monkeypatch: Patch) -> None:
     _, runs = load()
     tally = drive(runs[:1], Path("out"), Path("res"), name="small", parallel=1, command=("true",), poll=0.02)
     assert tally.failed == ["grpo+a+0"]
@@ -347,6 +345,7 @@ MANY = (
     TEXT.replace("seeds = [0, 1]", "seeds = [0, 1, 2]").replace("seeds = [2]", "seeds = [3, 4]")
     + '\n[[method]]\nname = "rloo"\n'
 )
+APART = {"grpo": 0.0, "gigpo-mean": 0.08, "rloo": 0.0}
 
 
 def synthetic(
@@ -374,7 +373,7 @@ def test_the_headline_is_the_mean_of_the_scheduled_evaluations_after_the_start(h
 
 
 def test_known_differences_are_found_and_equal_methods_share_a_rank(here: Path) -> None:
-    study, runs, found = synthetic({"grpo": 0.0, "gigpo-mean": 0.08, "rloo": 0.0}, noise=0.01)
+    study, runs, found = synthetic(APART, noise=0.01)
     analysis = analyse(study, runs, found)
     assert {result.entry.name: result.rank for result in analysis.methods} == {"gigpo-mean": 1, "grpo": 2, "rloo": 2}
     assert analysis.methods[0].entry.name == "gigpo-mean"
@@ -436,7 +435,7 @@ def test_what_no_block_connects_is_not_compared() -> None:
 
 
 def test_the_report_has_the_numbers_the_budget_and_what_is_missing(here: Path) -> None:
-    study, runs, found = synthetic({"grpo": 0.0, "gigpo-mean": 0.08, "rloo": 0.0}, noise=0.01)
+    study, runs, found = synthetic(APART, noise=0.01)
     analysis = analyse(study, runs, [summary for summary in found if summary.id != "rloo+b+4"])
     path = write_report(Path("res"), analysis, [], command="agentgym study small.toml")
     text = path.read_text()
@@ -457,7 +456,7 @@ def test_the_report_has_the_numbers_the_budget_and_what_is_missing(here: Path) -
 
 
 def test_a_change_of_the_trainer_within_the_study_is_told(here: Path) -> None:
-    study, runs, found = synthetic({"grpo": 0.0, "gigpo-mean": 0.08, "rloo": 0.0}, noise=0.01)
+    study, runs, found = synthetic(APART, noise=0.01)
     assert "source changed" not in report_text(analyse(study, runs, found), [], command="x")
     found[0] = msgspec.structs.replace(found[0], code="other")
     assert "2 states" in report_text(analyse(study, runs, found), [], command="x")
@@ -486,16 +485,42 @@ def test_a_study_without_any_run_has_a_report_too(here: Path) -> None:
     assert "- not run yet: 6" in text
 
 
+@pytest.mark.parametrize("starts", [1, 2, 3])
+def test_every_row_of_a_table_has_the_columns_of_its_head(here: Path, starts: int) -> None:
+    more = '[[study.cold_starts]]\nname = "c"\nmodel = "cold/c"\nseeds = [5, 6]\n[train]'
+    study, runs, found = synthetic(APART, noise=0.01, text=MANY.replace("[train]", more))
+    text = report_text(analyse(study, runs, [s for s in found if s.cold_start in "abc"[:starts]]), [], command="x")
+    tables = [block.replace(r"\|", "").splitlines() for block in text.split("\n\n") if block.startswith("| ")]
+    assert [len({line.count("|") for line in table}) for table in tables] == [1] * 4
+    assert ("mean success, clustered" in text) == (starts == 3)
+
+
+def test_the_report_says_what_its_mean_is_and_nothing_that_it_cannot_know(here: Path) -> None:
+    text = report_text(analyse(*synthetic(APART, noise=0.01)), [], command="x")
+    assert "tiny" not in text
+    for said in ("after iteration 0, each with", "carried forward", "steps, whichever ends first.", "had to differ by"):
+        assert said in text
+    single = MANY.replace("max_env_steps = 100_000", "")
+    text = report_text(analyse(*synthetic(APART, noise=0.0, text=single)), [], command="x")
+    assert "The budget of a run is 6 iterations. " in text
+    assert "had to differ" not in text
+    assert "next to no noise" in text
+
+
+def test_the_iterations_to_the_threshold_are_a_median(here: Path) -> None:
+    study, runs = load()
+    curves = {0: [0.3, 0.8, 0.8, 0.8], 1: [0.3, 0.4, 0.5, 0.8], 2: [0.3, 0.4, 0.5, 0.6]}
+    found = [made(run, curves[run.seed]) for run in runs]
+    assert "| 4 (2/3) |" in report_text(analyse(study, runs, found), [], command="x")
+
+
 # Command.
 
+app = typer.Typer()
+app.command()(command.study)
 
-def test_the_command_runs_reports_and_ends_with_one_after_a_failure(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import typer
 
-    app = typer.Typer()
-    app.command()(command.study)
+def test_the_command_runs_reports_and_ends_with_one_after_a_failure(here: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(command, "drive", partial(drive, command=TRAINER, poll=0.02))
     monkeypatch.setenv("FAKE_TRAINER", json.dumps({"crash": {"grpo+a+0": 1}, "effect": {"gigpo": 0.1}}))
     ended = CliRunner().invoke(app, ["small.toml", "--only", "grpo"])
@@ -512,6 +537,56 @@ def test_the_command_runs_reports_and_ends_with_one_after_a_failure(
     assert again.exit_code == 0
     assert Path("docs/results/small/README.md").read_text() == text
     assert tomllib.loads(Path("runs/study/small/grpo+b+2.toml").read_text())["seed"] == 2
+
+
+def test_a_broken_off_study_has_its_report_and_the_command_that_continues_it(here: Path, monkeypatch: Patch) -> None:
+    def broken_off(runs: list[PlannedRun], *arguments: Any, **options: Any) -> Tally:
+        drive(runs[:1], *arguments, **options, command=TRAINER, poll=0.02)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "drive", broken_off)
+    folders = ["--out", "my runs", "--results", "res"]
+    options = ["--parallel", "1", "--sitting", "2.5", "--only", "grpo", *folders]
+    ended = CliRunner().invoke(app, ["small.toml", *options])
+    assert ended.exit_code == 130, ended.output
+    whole = "agentgym study small.toml --parallel 1 --sitting 2.5 --only grpo --out 'my runs' --results res\n"
+    assert f"Stopped. Continue with: {whole}" in ended.output
+    text = Path("res/small/README.md").read_text()
+    assert "agentgym study small.toml --out 'my runs' --results res\n" in text
+    assert "- not run yet: 5" in text
+    monkeypatch.setattr(command, "drive", partial(drive, command=TRAINER, poll=0.02))
+    ended = CliRunner().invoke(app, ["small.toml", "--sitting", "0", *folders])
+    assert ended.exit_code == 0, ended.output
+    assert "Continue with: agentgym study small.toml --sitting 0 --out 'my runs' --results res\n" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("success", [0.3, 0.4, 0.6], "unequal columns"),
+        ("success", [0.3, 0.4, 0.6, 7.0], "outside of 0 to 1"),
+        ("iteration", [0, 2, 2, 6], "do not increase"),
+        ("env_steps", [0, 2, 1, 6], "decrease"),
+        ("id", "grpo+a+1", r"that of 'grpo\+a\+1'"),
+    ],
+)
+def test_a_damaged_summary_is_refused_by_name(here: Path, field: str, value: Any, problem: str) -> None:
+    _, runs = load()
+    path = write_summary(Path("res"), made(runs[0], [0.3, 0.4, 0.6, 0.8]))
+    content = json.loads(path.read_text())
+    (content if field == "id" else content["curve"])[field] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=rf"grpo\+a\+0\.json: .*{problem}.*Remove it"):
+        read_summary(Path("res"), runs[0])
+
+
+@pytest.mark.parametrize("content", [b'{"id": "grpo+a+0", "met', b"", b"\xff", b"[]"])
+def test_a_torn_record_of_a_failure_is_refused_by_name(here: Path, content: bytes) -> None:
+    path = Path("res/runs/grpo+a+0.failed.json")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"grpo\+a\+0\.failed\.json: is no record of a failed run.*Remove it"):
+        read_failures(Path("res"))
 
 
 def test_summaries_are_read_back_as_written(here: Path) -> None:
