@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 
-from agentgym.errors import InfrastructureError, UsageError, require_extra
+from agentgym.errors import DataError, InfrastructureError, UsageError, require_extra
 from agentgym.policies._chat import Chat, PromptOptions, read_options, turn_seed
 from agentgym.policies._generate import Completion, Row, generate
 from agentgym.policies._kept import CachedSampler, keeps_cache
@@ -228,11 +229,33 @@ def load_model(name: str, *, device: str = "auto", dtype: str = "auto") -> Any:
         raise UsageError(f"device={device!r} cannot be used ({error}); give cpu, cuda or cuda:NUMBER") from error
 
 
+SETTINGS = "agentgym.json"  # in a trained model's folder: the prompt and sampling it was trained with
+
+
+def _own_settings(folder: str) -> dict[str, Any]:
+    """Options that a trainer left beside a model.
+
+    Raises:
+        DataError: if they cannot be read.
+    """
+    path = Path(folder) / SETTINGS
+    if not path.is_file():
+        return {}
+    try:
+        settings: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError) as error:
+        raise DataError(
+            path, f"cannot be read ({error})", "Delete it, and give these options yourself"
+        ) from error
+    return settings
+
+
 def make(argument: str | None = None, **options: Any) -> Policy:
     """Loads the model and makes the policy.
 
     Args:
-        argument: folder or hub id of the model, as in "hf:/models/smollm2".
+        argument: folder or hub id of the model, as in "hf:/models/smollm2". The settings of a model that was trained
+            here are those of its training, unless options say otherwise.
         **options: of `HFOptions` and `PromptOptions`.
 
     Raises:
@@ -240,7 +263,7 @@ def make(argument: str | None = None, **options: Any) -> Policy:
     """
     if not argument:
         raise UsageError("name the model: hf:PATH or hf:HUB_ID")
-    read = read_options(HFOptions, "hf", options)
+    read = read_options(HFOptions, "hf", {**_own_settings(argument), **options})
     tokenizer = load_tokenizer(argument)
     model = load_model(argument, device=read.device, dtype=read.dtype)
     return HFPolicy(model, tokenizer, read, label=option_path(argument))

@@ -21,13 +21,21 @@ import torch
 from agentgym.baselines.core.models import save_model
 from agentgym.baselines.core.record import plain_number
 from agentgym.errors import DataError, UsageError
+from agentgym.policies.hf import SETTINGS
 
 FOLDER = "checkpoints"
 STATE = "trainer.pt"
 MODEL = "model"
 
 
-def save(out: Path, iteration: int, models: dict[str, tuple[Any, Any, str]], state: dict[str, Any], keep: int) -> Path:
+def save(
+    out: Path,
+    iteration: int,
+    models: dict[str, tuple[Any, Any, str]],
+    state: dict[str, Any],
+    keep: int,
+    settings: dict[str, Any],
+) -> Path:
     """Writes a checkpoint and removes older ones.
 
     Args:
@@ -36,6 +44,7 @@ def save(out: Path, iteration: int, models: dict[str, tuple[Any, Any, str]], sta
         models: name of a subfolder -> model, tokenizer and name of the adapter ("" for all).
         state: of the trainer.
         keep: how many checkpoints stay.
+        settings: of prompt and sampling, left beside the weights for those who play with them.
     """
     folder = out / FOLDER
     for torn in folder.glob(".*.part"):
@@ -45,6 +54,7 @@ def save(out: Path, iteration: int, models: dict[str, tuple[Any, Any, str]], sta
     part.mkdir(parents=True)
     for name, (model, tokenizer, adapter) in models.items():
         save_model(model, tokenizer, part / name, adapter)
+        (part / name / SETTINGS).write_bytes(msgspec.json.encode(settings))
     torch.save({**state, "method_state": encode_state(state["method_state"])}, part / STATE)
     _sync(*part.rglob("*"), part)  # on the disk before it has its name
     part.rename(final)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
@@ -391,8 +392,6 @@ class Trainer:
 
     def _seeded(self, spec: EpisodeSpec) -> EpisodeSpec:
         """The same plan under another seed of the run draws otherwise."""
-        import msgspec
-
         return msgspec.structs.replace(spec, seed=(self.config.seed * 1_000_003 + spec.seed) % (1 << 31))
 
     def _play(self, specs: list[EpisodeSpec], round: int) -> list[Episode]:
@@ -518,6 +517,13 @@ class Trainer:
                 self._best = max(self._best, line.get("success", 0.0))
         self._evaluated = self.iteration
 
+    def _settings(self) -> dict[str, Any]:
+        """How the model was prompted and sampled, as options of the `hf` policy."""
+        prompt = {
+            name: value for name, value in msgspec.structs.asdict(self.config.prompt).items() if value is not None
+        }
+        return {**prompt, "max_new_tokens": self.config.max_new_tokens, "temperature": self.config.temperature}
+
     def _save_stopped(self) -> Path:
         """Saves where an iteration broke off: as not begun, or aside if the weights have changed since."""
         steps, method_state, counts = self._before
@@ -548,7 +554,9 @@ class Trainer:
         if out is None:
             self._saved = self.iteration
         if self.main:
-            checkpoints.save(out or self.out, self.iteration, models, state, self.config.keep_checkpoints)
+            checkpoints.save(
+                out or self.out, self.iteration, models, state, self.config.keep_checkpoints, self._settings()
+            )
         self.accelerator.wait_for_everyone()
 
     def _write(self, line: dict[str, Any]) -> None:
