@@ -519,10 +519,9 @@ class Trainer:
 
     def _settings(self) -> dict[str, Any]:
         """How the model was prompted and sampled, as options of the `hf` policy."""
-        prompt = {
-            name: value for name, value in msgspec.structs.asdict(self.config.prompt).items() if value is not None
-        }
-        return {**prompt, "max_new_tokens": self.config.max_new_tokens, "temperature": self.config.temperature}
+        prompt = msgspec.structs.asdict(self.config.prompt).items()
+        given = {name: value for name, value in prompt if value is not None}
+        return {**given, "max_new_tokens": self.config.max_new_tokens, "temperature": self.config.temperature}
 
     def _save_stopped(self) -> Path:
         """Saves where an iteration broke off: as not begun, or aside if the weights have changed since."""
@@ -554,9 +553,8 @@ class Trainer:
         if out is None:
             self._saved = self.iteration
         if self.main:
-            checkpoints.save(
-                out or self.out, self.iteration, models, state, self.config.keep_checkpoints, self._settings()
-            )
+            keep = self.config.keep_checkpoints
+            checkpoints.save(out or self.out, self.iteration, models, state, keep, self._settings())
         self.accelerator.wait_for_everyone()
 
     def _write(self, line: dict[str, Any]) -> None:
