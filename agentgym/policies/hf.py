@@ -244,9 +244,7 @@ def _own_settings(folder: str) -> dict[str, Any]:
     try:
         settings: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.DecodeError) as error:
-        raise DataError(
-            path, f"cannot be read ({error})", "Delete it, and give these options yourself"
-        ) from error
+        raise DataError(path, f"cannot be read ({error})", "Delete it, and give these options yourself") from error
     return settings
 
 
