@@ -127,11 +127,11 @@ def t_quantile(p: float, df: int) -> float:
     low, high = 0.0, math.pi / 2
     for _ in range(64):
         middle = (low + high) / 2
-        low, high = (middle, high) if _t_cdf(middle, df) < p else (low, middle)
+        low, high = (middle, high) if t_cdf_at_angle(middle, df) < p else (low, middle)
     return math.sqrt(df) * math.tan(low)
 
 
-def _t_cdf(theta: float, df: int) -> float:
+def t_cdf_at_angle(theta: float, df: int) -> float:
     """Distribution function at t = sqrt(df) tan(theta) >= 0: a finite series (Abramowitz and Stegun 26.7.3, 26.7.4)."""
     cosine = math.cos(theta)
     if df % 2:

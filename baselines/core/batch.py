@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -240,3 +240,32 @@ def make_batch(
         weights={name: flat(lambda sample, by=by: by[id(sample)]) for name, by in weights.items()},
         padding=1.0 - sum(map(len, samples)) / ids.size,
     )
+
+
+def read_tokens(
+    parts: Sequence[Sequence[Sample]],
+    read: Callable[[Batch], Tensor],
+    *,
+    device: torch.device | str,
+    packed: bool = False,
+) -> dict[int, NDArray[np.float32]]:
+    """What a model says about every token of samples, without gradient.
+
+    Args:
+        parts: micro-batches.
+        read: batch -> (N,) numbers.
+        device, packed: see `make_batch`.
+
+    Returns:
+        id of each sample -> (T,) numbers, 0 at place 0.
+    """
+    found: dict[int, NDArray[np.float32]] = {}
+    with torch.no_grad():
+        for part in parts:
+            batch = make_batch(part, {}, device=device, packed=packed, everything=True)
+            flat = read(batch).float().cpu().numpy()
+            owner = batch.sample_of.cpu().numpy()
+            for index, sample in enumerate(part):
+                found[id(sample)] = np.zeros(len(sample), np.float32)
+                found[id(sample)][1:] = flat[owner == index]
+    return found

@@ -82,7 +82,7 @@ def encode_state(state: Any) -> bytes:
     """A method's state as JSON; numbers of numpy become plain ones."""
     try:
         return msgspec.json.encode(state, enc_hook=plain_number)
-    except (TypeError, NotImplementedError, msgspec.MsgspecError) as error:
+    except (TypeError, msgspec.MsgspecError) as error:
         raise UsageError(f"the method's state() cannot be saved ({error}); make it of what JSON knows") from error
 
 

@@ -106,7 +106,6 @@ class Collector:
 
     Args:
         config: of the run.
-        size: episodes at once; the configuration's slots if None.
     """
 
     def __init__(self, config: TrainConfig) -> None:

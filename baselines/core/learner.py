@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from agentgym.baselines.core.actor import Actor
 from agentgym.baselines.core.bank import Bank
-from agentgym.baselines.core.batch import Batch, make_batch, normalisers
+from agentgym.baselines.core.batch import Batch, make_batch, normalisers, read_tokens
 from agentgym.baselines.core.config import TrainConfig
 from agentgym.baselines.core.distributed import (
     ShardedBank,
@@ -147,7 +147,7 @@ class Learner:
         self, samples: Sequence[Sample], copy: str, prefix: Sequence[Sequence[int]] | None = None
     ) -> list[NDArray[np.float32]]:
         """Log-probabilities of the samples' tokens, see `agentgym.baselines.core.method.Services`."""
-        whole = list(samples) if prefix is None else [_prefixed(s, p) for s, p in zip(samples, prefix, strict=True)]
+        whole = list(samples) if prefix is None else [prefixed(s, p) for s, p in zip(samples, prefix, strict=True)]
         with contextlib.nullcontext() if copy == "policy" else self.bank.use(copy):
             scored = self._score(whole, lambda batch: self.actor(batch, entropy=False, keep_logits=False).logp)
         return [values[len(values) - len(sample) :] for values, sample in zip(scored, samples, strict=True)]
@@ -162,18 +162,14 @@ class Learner:
         self.activate()
         self.actor.eval()
         accelerator = self._accelerator
-        place = {id(sample): index for index, sample in enumerate(samples)}  # idle repeats are not in it
-        found: list[tuple[int, NDArray[np.float32]]] = []
-        with torch.no_grad():
-            for part in self._share(samples):
-                batch = make_batch(part, {}, device=accelerator.device, packed=self.config.packing, everything=True)
-                with accelerator.autocast():
-                    flat = read(batch).float().cpu().numpy()
-                owner = batch.sample_of.cpu().numpy()
-                for index, sample in enumerate(part if id(part[0]) in place else []):
-                    values = np.zeros(len(sample), np.float32)
-                    values[1:] = flat[owner == index]
-                    found.append((place[id(sample)], values))
+        place = {id(sample): index for index, sample in enumerate(samples)}
+
+        def precisely(batch: Batch) -> Any:
+            with accelerator.autocast():
+                return read(batch)
+
+        scored = read_tokens(self._share(samples), precisely, device=accelerator.device, packed=self.config.packing)
+        found = [(place[key], values) for key, values in scored.items() if key in place]  # without idle repeats
         self.scored_tokens += sum(map(len, samples))
         reshard(self.actor)
         if accelerator.num_processes > 1:
@@ -375,7 +371,7 @@ class _Totals:
         return {**{name: value / weight for name, (value, weight) in sums.items() if weight}, **means}
 
 
-def _prefixed(sample: Sample, prefix: Sequence[int]) -> Sample:
+def prefixed(sample: Sample, prefix: Sequence[int]) -> Sample:
     """A sample for scoring, with other ids before its own."""
     return _bare(np.concatenate([np.asarray(prefix, np.int32), sample.input_ids]))
 

@@ -88,7 +88,6 @@ def clipped_policy_gradient(
     level: Literal["token", "turn", "sequence"] = "token",
     aggregation: str = "token-mean",
     max_length: int = 1024,
-    clip_dual: float | None = None,
     coefficient: float = 1.0,
 ) -> LossTerm:
     """-min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A), PPO's objective (Schulman et al. 2017).
@@ -100,7 +99,6 @@ def clipped_policy_gradient(
         level: what shares a ratio: each token its own, or the exponent of the mean log-ratio over a turn or a sample
             (GSPO, Zheng et al. 2025: the value is shared, each token carries its own gradient).
         aggregation, max_length: see `aggregate`.
-        clip_dual: with a negative advantage the loss is at most clip_dual |A| (Ye et al. 2020); None for no bound.
         coefficient: of the term.
     """
 
@@ -115,9 +113,6 @@ def clipped_policy_gradient(
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
         value = -(ratio * advantage).minimum(clipped * advantage)
-        if clip_dual is not None:
-            bounded = value.minimum(-clip_dual * advantage)
-            value = bounded.where(advantage < 0, value)
         weight = batch["pg_weight"]
         hit = ((ratio > 1 + clip_high) & (advantage > 0)) | ((ratio < 1 - clip_low) & (advantage < 0))
         batch.report("clip_share", hit * weight, weight)

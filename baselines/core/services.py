@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentgym.baselines.core.batch import cut, make_batch
-from agentgym.baselines.core.learner import Learner, _prefixed
+from agentgym.baselines.core.batch import cut, read_tokens
+from agentgym.baselines.core.learner import Learner, prefixed
 from agentgym.baselines.core.sample import Sample
 from agentgym.errors import UsageError
 from agentgym.policies._generate import Row, generate
@@ -49,26 +49,18 @@ class TrainerServices:
         return [found[place] for place in range(len(samples))]
 
     def _teacher_logp(self, samples: Sequence[Sample], prefix: Sequence[Sequence[int]] | None) -> Scores:
-        import torch
-
         if self._teacher is None:
             raise UsageError("this method needs a teacher: set `teacher` to a model's folder in the configuration")
         actor = self._teacher()
         budget = next(iter(self._learners.values())).config.token_budget
-        whole = list(samples) if prefix is None else [_prefixed(s, p) for s, p in zip(samples, prefix, strict=True)]
-        place = {id(sample): index for index, sample in enumerate(whole)}
-        found: dict[int, NDArray[np.float32]] = {}
-        with torch.no_grad():
-            for part in cut(whole, budget):
-                batch = make_batch(part, {}, device=actor.device, everything=True)
-                flat = actor(batch, entropy=False, keep_logits=False).logp.float().cpu().numpy()
-                owner = batch.sample_of.cpu().numpy()
-                for index, sample in enumerate(part):
-                    values = np.zeros(len(sample), np.float32)
-                    values[1:] = flat[owner == index]
-                    found[place[id(sample)]] = values
+        whole = list(samples) if prefix is None else [prefixed(s, p) for s, p in zip(samples, prefix, strict=True)]
+        found = read_tokens(
+            cut(whole, budget),
+            lambda batch: actor(batch, entropy=False, keep_logits=False).logp,
+            device=actor.device,
+        )
         self.teacher_tokens += sum(map(len, whole))
-        return [found[index][len(whole[index]) - len(sample) :] for index, sample in enumerate(samples)]
+        return [found[id(scored)][len(scored) - len(own) :] for scored, own in zip(whole, samples, strict=True)]
 
     def values(self, samples: Sequence[Sample]) -> Scores:
         """See the protocol."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agentgym.stats import NAN_INTERVAL, Interval, _t_cdf, bootstrap_mean, holm, t_quantile
+from agentgym.stats import NAN_INTERVAL, Interval, bootstrap_mean, holm, t_cdf_at_angle, t_quantile
 
 Block = tuple[str, int]
 Values = Mapping[str, Mapping[Block, float]]  # method -> block -> value
@@ -83,7 +83,7 @@ def fit(values: Values) -> Additive:
 
 def t_p_value(t: float, df: int) -> float:
     """Two-sided p-value of Student's t."""
-    return 2 * (1 - _t_cdf(math.atan(abs(t) / math.sqrt(df)), df))
+    return 2 * (1 - t_cdf_at_angle(math.atan(abs(t) / math.sqrt(df)), df))
 
 
 def contrast(model: Additive, first: str, second: str) -> tuple[float, float]:

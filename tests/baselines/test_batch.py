@@ -69,7 +69,7 @@ def make_samples(lengths: Sequence[int] = LENGTHS) -> list[Sample]:
 
 def all_terms(aggregation: str = "token-mean", level: Any = "token") -> list[LossTerm]:
     return [
-        clipped_policy_gradient(0.2, 0.3, aggregation=aggregation, level=level, clip_dual=3.0),
+        clipped_policy_gradient(0.2, 0.3, aggregation=aggregation, level=level),
         kl_to_reference(0.1, aggregation=aggregation),
         entropy_bonus(0.05, aggregation=aggregation),
         cross_entropy(0.3, aggregation=aggregation),
